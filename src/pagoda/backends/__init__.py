@@ -1,0 +1,1 @@
+"""Backends run programs: `reference` in numpy, `cpu` in native code."""

@@ -1,0 +1,58 @@
+"""What a KV cache costs in bytes. The planner, the allocator, metrics and docs all call this file.
+
+Bytes of a sequence = 2 (keys and values) x layers x KV heads x head dim x tokens x bytes per value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BYTES_PER_VALUE = {"f16": 2, "bf16": 2, "f32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers with one attention span, so with one pool of blocks and one block table a request.
+
+    `window` is the number of latest positions a query attends to, itself included; None is all of them.
+    """
+
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """Shape of a model's KV cache: its layer groups, the tokens in a block and the type of a value."""
+
+    groups: tuple[LayerGroup, ...]
+    block_size: int = 16
+    dtype: str = "f16"
+
+    def block_bytes(self, group: int) -> int:
+        """Bytes of one block of a group: keys and values of `block_size` tokens in all its layers."""
+        g = self.groups[group]
+        values = 2 * len(g.layers) * g.num_kv_heads * g.head_dim * self.block_size
+        return values * BYTES_PER_VALUE[self.dtype]
+
+    def num_blocks_for(self, group: int, num_tokens: int) -> int:
+        """Blocks of a group that a sequence of `num_tokens` holds at its end.
+
+        A windowed group keeps the blocks that the next query can still see: its window, plus the part of
+        a block that the window's start cuts through.
+        """
+        window = self.groups[group].window
+        last_block = -(-num_tokens // self.block_size)
+        if window is None:
+            return last_block
+        first_visible = max(0, num_tokens - window + 1)
+        return last_block - min(first_visible // self.block_size, last_block)
+
+    def sequence_bytes(self, num_tokens: int) -> int:
+        """Bytes of KV that a sequence of `num_tokens` holds, over all groups."""
+        return sum(self.num_blocks_for(i, num_tokens) * self.block_bytes(i) for i in range(len(self.groups)))
+
+    def bytes_per_token(self, group: int) -> float:
+        return self.block_bytes(group) / self.block_size

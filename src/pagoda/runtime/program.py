@@ -1,0 +1,200 @@
+"""`Program`: a model as a flat list of about a dozen ops, recorded by running its Python function once.
+
+A value is a float32 matrix [num_tokens, width]; ops name values by index. The numpy backend is the
+meaning of a program, and every other backend has to agree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from pagoda.models.config import ModelConfig, RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Index of a matrix [num_tokens, width] within one program."""
+
+    index: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """out = weight[token_ids] * scale"""
+
+    out: Value
+    weight: str
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """out = x / sqrt(mean(x^2) + eps) * weight, over each run of `width` columns (Zhang & Sennrich 2019).
+
+    `width` is the row, or the head dim for QK-norm.
+    """
+
+    x: Value
+    out: Value
+    weight: str
+    eps: float
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """out = x @ weight.T + bias + residual; weight is (outputs, inputs)."""
+
+    x: Value
+    out: Value
+    weight: str
+    bias: str | None
+    residual: Value | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotate the first `rotary_dim` columns of each head by the token's position."""
+
+    x: Value
+    out: Value
+    head_dim: int
+    rope: RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Write k and v to the KV cache, then attend over the cache through the block table.
+
+    score = softcap(scale * q . k), causal, over the latest `window` positions; query head h reads KV head
+    h * num_kv_heads // num_heads, which covers MHA, GQA and MQA.
+    """
+
+    q: Value
+    k: Value
+    v: Value
+    out: Value
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GatedActivation:
+    """out = activation(gate) * up; "silu" is SwiGLU, "gelu_tanh" is GeGLU (Shazeer 2020)."""
+
+    gate: Value
+    up: Value
+    out: Value
+    kind: Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    a: Value
+    b: Value
+    out: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """The result: softcap(x[logits_rows] @ weight.T), only for rows whose logits are needed."""
+
+    x: Value
+    weight: str
+    softcap: float | None
+
+
+Op: TypeAlias = Embed | RMSNorm | Linear | Rope | Attention | GatedActivation | Add | Logits
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    config: ModelConfig
+    ops: tuple[Op, ...]
+    num_values: int
+
+    def weight_names(self) -> Iterator[str]:
+        """Every tensor the program reads, in order of first use, without repeats."""
+        seen: dict[str, None] = {}
+        for op in self.ops:
+            for name in (getattr(op, "weight", None), getattr(op, "bias", None)):
+                if name is not None:
+                    seen.setdefault(name)
+        return iter(seen)
+
+
+class ProgramBuilder:
+    """Records ops. Methods read like eager code and return the value that the op writes."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self._ops: list[Op] = []
+        self._num_values = 0
+
+    def _value(self, width: int) -> Value:
+        value = Value(self._num_values, width)
+        self._num_values += 1
+        return value
+
+    def embed(self, weight: str, *, scale: float = 1.0) -> Value:
+        out = self._value(self.config.hidden_size)
+        self._ops.append(Embed(out, weight, scale))
+        return out
+
+    def rms_norm(self, x: Value, weight: str, *, head_dim: int | None = None) -> Value:
+        out = self._value(x.width)
+        self._ops.append(RMSNorm(x, out, weight, self.config.norm_eps, head_dim or x.width))
+        return out
+
+    def linear(
+        self,
+        x: Value,
+        weight: str,
+        width: int,
+        *,
+        bias: str | None = None,
+        residual: Value | None = None,
+    ) -> Value:
+        out = self._value(width)
+        self._ops.append(Linear(x, out, weight, bias, residual))
+        return out
+
+    def rope(self, x: Value, *, layer: int) -> Value:
+        out = self._value(x.width)
+        self._ops.append(Rope(x, out, self.config.head_dim, self.config.ropes[layer]))
+        return out
+
+    def attention(self, q: Value, k: Value, v: Value, *, layer: int) -> Value:
+        c = self.config
+        out = self._value(q.width)
+        self._ops.append(
+            Attention(
+                q, k, v, out, layer, c.num_heads, c.num_kv_heads, c.head_dim,
+                c.attention_scale, c.windows[layer], c.attention_softcap,
+            )
+        )  # fmt: skip
+        return out
+
+    def gated(self, gate: Value, up: Value, kind: Literal["silu", "gelu_tanh"]) -> Value:
+        out = self._value(gate.width)
+        self._ops.append(GatedActivation(gate, up, out, kind))
+        return out
+
+    def add(self, a: Value, b: Value) -> Value:
+        out = self._value(a.width)
+        self._ops.append(Add(a, b, out))
+        return out
+
+    def logits(self, x: Value, weight: str) -> None:
+        self._ops.append(Logits(x, weight, self.config.final_softcap))
+
+    def build(self) -> Program:
+        return Program(self.config, tuple(self._ops), self._num_values)

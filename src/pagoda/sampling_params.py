@@ -1,0 +1,98 @@
+"""`SamplingParams`: how the next token of a request is chosen and when the request stops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pagoda.errors import RequestError
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling of one request. Names, defaults and meaning follow vLLM's `SamplingParams`.
+
+    The logits of a step go through, in this order: logit bias and token masks (`min_tokens`), the
+    three penalties, temperature, `min_p`, `top_k`, `top_p`. Temperature 0 is greedy and skips the rest.
+
+    Raises:
+        RequestError: a value is out of range; `param` names the field.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over unique prompt and output tokens
+    presence_penalty: float = 0.0  # over output tokens
+    frequency_penalty: float = 0.0  # over output tokens, times their count
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = 16  # None: up to max_model_len
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # number of top log-probabilities a token; the chosen one is always there
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _require(1 <= self.n <= 128, "n", self.n, "between 1 and 128")
+        _require(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "between 0 and 100")
+        _require(self.top_k >= -1, "top_k", self.top_k, "a positive count, or 0 or -1 for all tokens")
+        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "between 0 and 1")
+        _require(
+            0.0 < self.repetition_penalty <= 100.0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "above 0 and at most 100",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(-2.0 <= getattr(self, name) <= 2.0, name, getattr(self, name), "between -2 and 2")
+        _require(
+            self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "0 or more"
+        )
+        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
+        _require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            self.min_tokens,
+            f"at most max_tokens, which is {self.max_tokens}",
+        )
+        _require(all(self.stop), "stop", self.stop, "free of empty strings")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(
+                value is None or 0 <= value <= MAX_LOGPROBS, name, value, f"between 0 and {MAX_LOGPROBS}"
+            )
+        for token_id, bias in self.logit_bias.items():
+            _require(token_id >= 0, "logit_bias", token_id, "a token id of 0 or more")
+            _require(
+                math.isfinite(bias) and -100.0 <= bias <= 100.0, "logit_bias", bias, "between -100 and 100"
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        )
+
+
+def _require(ok: bool, param: str, value: object, allowed: str) -> None:
+    if not ok:
+        raise RequestError(f"{param} is {value!r}; it must be {allowed}", param=param)

@@ -1,0 +1,1 @@
+"""Reading model files: GGUF, and names of models to files on disk."""
