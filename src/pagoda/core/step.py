@@ -32,7 +32,8 @@ class ScheduledRequest:
     `block_tables` holds one table a layer group, entry i naming the block of positions
     [i * block_size, (i + 1) * block_size); -1 where a windowed group has let the block go.
     `sampling` is None while the request still has tokens to compute after this step.
-    `num_prompt_logprobs` asks for log-probabilities of the prompt tokens that this step's rows predict.
+    `num_prompt_logprobs` asks for log-probabilities of the prompt tokens that this step's rows predict:
+    `token_ids[1:]`, and `next_prompt_token_id`, the one that the last row predicts if the prompt goes on.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class ScheduledRequest:
     block_tables: tuple[array[int], ...]
     sampling: SamplingInput | None
     num_prompt_logprobs: int | None = None
+    next_prompt_token_id: int | None = None
 
 
 class BlockCopy(NamedTuple):
