@@ -1,0 +1,305 @@
+"""Files from the network into the cache folder: resumed, verified, published by an atomic rename."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import os
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from pagoda import __version__
+from pagoda.errors import ModelNotFoundError, PagodaError
+
+ANSWER_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 30.0
+MAX_FAILURES = 4  # in a row, without real progress between them
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file behind an http(s) address, and what its bytes must be."""
+
+    url: str
+    size_bytes: int
+    sha256: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def cache_folder() -> Path:
+    """$PAGODA_CACHE, else $XDG_CACHE_HOME/pagoda, else ~/.cache/pagoda. Nothing is written elsewhere."""
+    if own := os.environ.get("PAGODA_CACHE"):
+        return Path(own).expanduser().absolute()
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(shared) if Path(shared).is_absolute() else Path.home() / ".cache") / "pagoda"
+
+
+def models_folder() -> Path:
+    return cache_folder() / "models"
+
+
+class PartialFile:
+    """`<target>.partial` while it grows: hashed as it is written, and renamed once it is right.
+
+    Opening one that an earlier process left behind goes on at its end.
+
+    Raises (all methods):
+        PagodaError: the disk is full or not writable.
+    """
+
+    def __init__(self, target: Path, *, size_bytes: int, sha256: str) -> None:
+        self.target = target
+        self.path = target.with_name(target.name + ".partial")
+        self.size_bytes = size_bytes
+        self.sha256 = sha256
+        self.num_bytes = 0
+        self._digest = hashlib.sha256()
+        self._file: IO[bytes]
+
+    def __enter__(self) -> PartialFile:
+        with _disk_errors(self.path):
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a+b")
+            self._file.seek(0)
+            while chunk := self._file.read(_CHUNK_BYTES):
+                self._digest.update(chunk)
+                self.num_bytes += len(chunk)
+        if self.num_bytes > self.size_bytes:
+            self.restart()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):  # a full disk has been reported by `write` already
+            self._file.close()
+
+    def restart(self) -> None:
+        with _disk_errors(self.path):
+            self._file.truncate(0)
+        self._digest = hashlib.sha256()
+        self.num_bytes = 0
+
+    def write(self, chunk: bytes) -> None:
+        with _disk_errors(self.path):
+            self._file.write(chunk)
+        self._digest.update(chunk)
+        self.num_bytes += len(chunk)
+        if self.num_bytes > self.size_bytes:
+            self.restart()
+            raise PagodaError(
+                f"{self.target.name}: more bytes came than the {self.size_bytes} there should be"
+            )
+
+    def publish(self) -> None:
+        """Check size and SHA-256, then give the file its name. A wrong file is removed.
+
+        Raises:
+            PagodaError: the bytes are not the expected ones.
+        """
+        if self.num_bytes != self.size_bytes:
+            raise PagodaError(f"{self.target.name}: {self.num_bytes} bytes came, not {self.size_bytes}")
+        if self._digest.hexdigest() != self.sha256:
+            digest = self._digest.hexdigest()
+            self.restart()
+            self.path.unlink(missing_ok=True)
+            raise PagodaError(f"{self.target.name}: SHA-256 is {digest}, expected {self.sha256}")
+        with _disk_errors(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self.path.replace(self.target)
+
+
+def download(
+    remote: RemoteFile,
+    target: Path,
+    *,
+    report: Callable[[int], None] = lambda num_bytes: None,
+    retry_wait_s: float = 0.5,
+) -> None:
+    """Fetch `remote` to `target`, going on where an earlier try ended. Call it under `exclusive(target)`.
+
+    Raises:
+        ModelNotFoundError: the server has no such file.
+        PagodaError: it refuses, does not answer, keeps breaking off, or sends other bytes.
+    """
+    with PartialFile(target, size_bytes=remote.size_bytes, sha256=remote.sha256) as partial:
+        num_inherited = partial.num_bytes
+        _fetch(remote, partial, report, retry_wait_s)
+        try:
+            partial.publish()
+            return
+        except PagodaError:
+            if not num_inherited:
+                raise
+    # What was inherited may be the wrong part: one try with all bytes from one server.
+    with PartialFile(target, size_bytes=remote.size_bytes, sha256=remote.sha256) as partial:
+        _fetch(remote, partial, report, retry_wait_s)
+        partial.publish()
+
+
+def check_answers(url: str, *, headers: Mapping[str, str] | None = None) -> None:
+    """Return when a server answers for `url` within `ANSWER_TIMEOUT_S`, name look-up included.
+
+    Raises:
+        PagodaError: it does not, or it refuses; the message says why.
+    """
+    failure: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            _open(url, {**(headers or {}), "Range": "bytes=0-0"}, timeout_s=ANSWER_TIMEOUT_S).close()
+        except Exception as error:
+            failure.append(error)
+
+    # Name look-up has no time limit of its own, so the whole question runs beside.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER_TIMEOUT_S)
+    if thread.is_alive():
+        raise PagodaError(f"{_host(url)} did not answer within {ANSWER_TIMEOUT_S:g} s")
+    if failure:
+        raise _as_pagoda_error(url, failure[0])
+
+
+@contextlib.contextmanager
+def exclusive(target: Path, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold `<target>.lock`, so that one process at a time makes `target`.
+
+    `waiting` is called once when another process holds it.
+    """
+    import fcntl
+
+    path = target.with_name(target.name + ".lock")
+    told = False
+    with _disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with _disk_errors(path):
+            lock = path.open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not told:
+                waiting()
+                told = True
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        # The holder before us removed the file it had locked: a lock on that one excludes nobody.
+        if path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
+            break
+        lock.close()
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.close()
+
+
+def _fetch(
+    remote: RemoteFile, partial: PartialFile, report: Callable[[int], None], retry_wait_s: float
+) -> None:
+    num_failures = 0
+    while partial.num_bytes < partial.size_bytes:
+        start = partial.num_bytes
+        try:
+            _fetch_once(remote, partial, report)
+            reason = f"the connection to {_host(remote.url)} closed early"
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError) and error.code == 416:
+                partial.restart()  # the server's file ends before ours; the whole file tells why
+            elif not _is_transient(error):
+                raise _as_pagoda_error(remote.url, error) from error
+            reason = _as_pagoda_error(remote.url, error).message
+        if partial.num_bytes >= partial.size_bytes:
+            return
+        num_failures = 1 if partial.num_bytes - start >= _CHUNK_BYTES else num_failures + 1
+        if num_failures > MAX_FAILURES:
+            got = f"{partial.num_bytes} of {partial.size_bytes} bytes"
+            raise PagodaError(
+                f"{reason}, {num_failures} times in a row, at {got}", hint="try again: it resumes"
+            )
+        time.sleep(retry_wait_s * 2 ** (num_failures - 1))
+
+
+def _fetch_once(remote: RemoteFile, partial: PartialFile, report: Callable[[int], None]) -> None:
+    start = partial.num_bytes
+    wanted = {"Range": f"bytes={start}-"} if start else {}
+    with _open(remote.url, {**remote.headers, **wanted}, timeout_s=READ_TIMEOUT_S) as response:
+        content_range = str(response.headers.get("Content-Range", ""))
+        if response.status != 206 or not content_range.startswith(f"bytes {start}-"):
+            start = 0
+        length = response.headers.get("Content-Length", "")
+        if length.isdigit() and start + int(length) != partial.size_bytes:
+            total = start + int(length)
+            raise PagodaError(f"{_host(remote.url)} has a file of {total} bytes, not {partial.size_bytes}")
+        if not start:
+            partial.restart()
+        report(partial.num_bytes)
+        while chunk := response.read(_CHUNK_BYTES):
+            partial.write(chunk)
+            report(partial.num_bytes)
+
+
+class _RedirectWithoutSecrets(urllib.request.HTTPRedirectHandler):
+    """The hub redirects to other hosts for content; a token is for the host it was given for."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None and _origin(newurl) != _origin(req.full_url):
+            request.remove_header("Authorization")
+        return request
+
+
+def _open(url: str, headers: Mapping[str, str], *, timeout_s: float) -> Any:
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise PagodaError(f"{url!r} is not an http or https address")
+    agent = {"User-Agent": f"pagoda/{__version__}", "Accept-Encoding": "identity"}
+    request = urllib.request.Request(url, headers={**agent, **headers})
+    return urllib.request.build_opener(_RedirectWithoutSecrets).open(request, timeout=timeout_s)
+
+
+def _is_transient(error: Exception) -> bool:
+    return not isinstance(error, urllib.error.HTTPError) or error.code in (408, 425, 429) or error.code >= 500
+
+
+def _as_pagoda_error(url: str, error: Exception) -> PagodaError:
+    if isinstance(error, PagodaError):
+        return error
+    if isinstance(error, urllib.error.HTTPError):
+        message = f"{_host(url)} answered {error.code} {error.reason}"
+        hint = "set HF_TOKEN if the repository is private or gated" if error.code in (401, 403) else None
+        return (ModelNotFoundError if error.code == 404 else PagodaError)(message, hint=hint)
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return PagodaError(f"{_host(url)} cannot be reached: {reason or type(reason).__name__}")
+
+
+def _host(url: str) -> str:
+    return urllib.parse.urlsplit(url).netloc.rpartition("@")[2]
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PagodaError(
+            f"cannot write {path}: {error.strerror or error}",
+            hint="PAGODA_CACHE names another folder for models",
+        ) from error
