@@ -1,0 +1,1 @@
+"""A kernel is a folder: `reference.py` is its meaning, `cases.py` its sizes, the rest implementations."""
