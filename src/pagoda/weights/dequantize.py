@@ -66,8 +66,8 @@ def _q4_1(blocks: Blocks) -> Floats:
 
 def _fifth_bits(blocks: Blocks, start: int) -> Blocks:
     """Bit 4 of 32 values, from a 32-bit mask at byte `start`."""
-    bits: Blocks = np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little") << 4
-    return bits
+    bits = np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little")
+    return np.left_shift(bits, 4, dtype=np.uint8)
 
 
 def _q5_0(blocks: Blocks) -> Floats:
