@@ -1,0 +1,117 @@
+"""From the `SamplingInput` of each row to the arrays that a sampler reads, and back to plain tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagoda.core.step import SampledToken, SamplingInput, TokenLogprob
+from pagoda.runtime.forward_batch import Int32Array, SampleResult, SamplingBatch
+
+UINT64_MASK = (1 << 64) - 1
+
+
+def build_sampling_batch(inputs: Sequence[SamplingInput]) -> SamplingBatch:
+    """One row a `SamplingInput`, in their order.
+
+    Depends on each input alone, so a row is the same whatever its company. A row without penalties has
+    an empty history, and a row without a repetition penalty leaves its prompt out of it: those entries
+    could change nothing.
+    """
+    values = np.array(
+        [
+            (
+                p.temperature,
+                p.top_p,
+                p.min_p,
+                p.repetition_penalty,
+                p.presence_penalty,
+                p.frequency_penalty,
+                max(0, p.top_k),
+                -1 if p.logprobs is None else p.logprobs,
+            )
+            for p in (row.params for row in inputs)
+        ],
+        dtype=np.float64,  # holds every int32 exactly
+    ).reshape(len(inputs), 8)
+    floats = np.ascontiguousarray(values[:, :6].T, dtype=np.float32)
+    histories = [_history(row) for row in inputs]
+    biases = [_biases(row) for row in inputs]
+    return SamplingBatch(
+        temperature=floats[0],
+        top_k=values[:, 6].clip(max=2**31 - 1).astype(np.int32),
+        top_p=floats[1],
+        min_p=floats[2],
+        repetition_penalty=floats[3],
+        presence_penalty=floats[4],
+        frequency_penalty=floats[5],
+        seed=np.array([row.seed & UINT64_MASK for row in inputs], dtype=np.uint64),
+        counter=np.array([len(row.output_token_ids) for row in inputs], dtype=np.uint64),
+        history_start_loc=_start_loc([len(token_ids) for token_ids, _ in histories]),
+        history_token_ids=_concatenate([token_ids for token_ids, _ in histories]),
+        history_output_counts=_concatenate([num_outputs for _, num_outputs in histories]),
+        bias_start_loc=_start_loc([len(bias) for bias in biases]),
+        bias_token_ids=np.array([token_id for bias in biases for token_id in bias], dtype=np.int32),
+        bias_values=np.array([value for bias in biases for value in bias.values()], dtype=np.float32),
+        num_logprobs=values[:, 7].astype(np.int32),
+    )
+
+
+NOTHING_TO_CHOOSE = "the model's logits are not finite, or every token is forbidden"
+
+
+def sampled_tokens(result: SampleResult, inputs: Sequence[SamplingInput]) -> list[SampledToken]:
+    """Plain values of a result. A row in which nothing could be chosen carries an error, on its own."""
+    tokens = []
+    for i, (token_id, row) in enumerate(zip(result.token_ids.tolist(), inputs, strict=True)):
+        num_top = row.params.logprobs
+        if token_id < 0:
+            tokens.append(SampledToken(token_id, error=NOTHING_TO_CHOOSE))
+        elif num_top is None:
+            tokens.append(SampledToken(token_id))
+        else:
+            top = zip(
+                result.top_token_ids[i, :num_top].tolist(),
+                result.top_logprobs[i, :num_top].tolist(),
+                strict=True,
+            )
+            alternatives = tuple(TokenLogprob(t, logprob) for t, logprob in top if t >= 0)
+            tokens.append(SampledToken(token_id, float(result.logprobs[i]), alternatives))
+    return tokens
+
+
+_NONE = np.zeros(0, dtype=np.int32)
+
+
+def _history(row: SamplingInput) -> tuple[Int32Array, Int32Array]:
+    """Unique token ids of the row's history, ascending, and how often each is in the output."""
+    if not row.params.has_penalties:
+        return _NONE, _NONE
+    # Copies: an `array` whose buffer is exported could not grow any more.
+    output = np.array(row.output_token_ids, dtype=np.int32)
+    output_ids, counts = np.unique(output, return_counts=True)
+    if row.params.repetition_penalty == 1.0:
+        return output_ids, counts.astype(np.int32)
+    prompt = np.array(row.prompt_token_ids, dtype=np.int32)
+    token_ids: Int32Array = np.unique(np.concatenate([prompt, output_ids]))
+    num_outputs = np.zeros(len(token_ids), dtype=np.int32)
+    num_outputs[np.searchsorted(token_ids, output_ids)] = counts
+    return token_ids, num_outputs
+
+
+def _biases(row: SamplingInput) -> dict[int, float]:
+    if not row.masked_token_ids and not row.params.logit_bias:
+        return {}
+    return {**row.params.logit_bias, **dict.fromkeys(row.masked_token_ids, -np.inf)}
+
+
+def _start_loc(lengths: list[int]) -> Int32Array:
+    start_loc = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=start_loc[1:])
+    return start_loc
+
+
+def _concatenate(parts: list[NDArray[np.int32]]) -> Int32Array:
+    return np.concatenate(parts) if parts else _NONE

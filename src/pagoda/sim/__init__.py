@@ -1,0 +1,1 @@
+"""Executors without a model: simulations on a virtual clock, and scripts for tests."""
