@@ -133,7 +133,7 @@ def resolve_model(name: str, *, progress: bool) -> Path:
         return path
     if entry := CATALOG.get(name.lower()):
         return _resolve_entry(entry, progress=progress)
-    if hub.is_hub_name(name) and not name.endswith(".gguf"):
+    if hub.is_hub_name(name) and (":" in name or not name.endswith(".gguf")):
         return hub.resolve_hub_model(name, progress=progress)
     raise _unknown(name, path)
 

@@ -278,6 +278,7 @@ def _as_pagoda_error(url: str, error: Exception) -> PagodaError:
     if isinstance(error, PagodaError):
         return error
     if isinstance(error, urllib.error.HTTPError):
+        error.close()  # it holds the connection
         message = f"{_host(url)} answered {error.code} {error.reason}"
         hint = "set HF_TOKEN if the repository is private or gated" if error.code in (401, 403) else None
         return (ModelNotFoundError if error.code == 404 else PagodaError)(message, hint=hint)

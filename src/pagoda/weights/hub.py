@@ -21,7 +21,7 @@ QUANTS = (
     *("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0"),
     *("Q4_1", "Q4_0", "Q5_1", "Q5_0", "BF16", "F16", "F32"),
 )
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:.+)?", re.ASCII)
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:.+)?", re.ASCII)
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _QUANT = re.compile(r"(?:^|[-._/])((?:i?q\d\w*|bf16|f16|fp16|f32|mxfp4))(?=[-./]|$)", re.IGNORECASE)
 
@@ -136,10 +136,17 @@ def _list_repository(repo_id: str) -> dict[str, RemoteFile]:
     files: dict[str, RemoteFile] = {}
     for sibling in info.siblings or []:
         lfs: Any = sibling.lfs
+        if not _stays_inside(sibling.rfilename):
+            raise PagodaError(f"{repo_id} names a file outside its folder: {sibling.rfilename!r}")
         if lfs is not None:  # weights always are; anything else has no SHA-256 to check
             url = hf_hub_url(repo_id, sibling.rfilename, revision=info.sha, endpoint=endpoint())
             files[sibling.rfilename] = RemoteFile(url, lfs.size, lfs.sha256, headers)
     return files
+
+
+def _stays_inside(file_name: str) -> bool:
+    parts = file_name.replace("\\", "/").split("/")
+    return bool(file_name) and "" not in parts and ".." not in parts and ":" not in parts[0]
 
 
 def _hub_error(repo_id: str, error: Exception) -> PagodaError:
