@@ -1,0 +1,387 @@
+"""`Tokenizer`: text to token ids and back, built from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+from pagoda.engine.added_tokens import AddedTokens
+from pagoda.engine.chat_messages import map_strings, normalize_messages, plain_data
+from pagoda.engine.chat_template import ChatTemplate
+from pagoda.engine.detokenizer import IncrementalDetokenizer
+from pagoda.engine.pretokenizers import build_normalizer, build_pre_tokenizer, find_pre_tokenizer
+from pagoda.engine.spm import SPACE_SYMBOL, SpmEncoder
+from pagoda.engine.vocabulary import TokenType, Vocabulary, ids_of_type, read_array, require_length
+from pagoda.errors import ModelFileError, RequestError, UnsupportedError
+
+# Breaks up what looks like a control token in user text until a template is rendered. See `encode_chat`.
+_UNTRUSTED_MARKS = tuple(map(chr, range(0xFDD0, 0xFDE0)))  # noncharacters: no interchanged text holds them
+
+
+class TextEncoder(Protocol):
+    """Encodes text that holds no token to be matched whole."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class Tokenizer:
+    """Token ids of one model. Immutable, and safe to use from several threads. Make one with `from_gguf`."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        encoder: TextEncoder,
+        token_bytes: TokenBytes,
+        whole_tokens: tuple[AddedTokens, AddedTokens],
+        *,
+        add_bos: bool,
+        add_eos: bool,
+        has_space_prefix: bool,
+        chat_templates: Mapping[str, str],
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._encoder = encoder
+        self._token_bytes = token_bytes
+        self._text_tokens, self._all_tokens = whole_tokens  # without and with control tokens
+        self._add_bos = add_bos and vocabulary.bos_token_id is not None
+        self._add_eos = add_eos and vocabulary.eos_token_id is not None
+        self._chat_templates = dict(chat_templates)
+        self._control_tokens = AddedTokens({vocabulary.texts[i]: i for i in vocabulary.control_ids})
+        self.has_space_prefix = has_space_prefix
+        self.vocab_size = len(vocabulary.texts)
+        self.bos_token_id = vocabulary.bos_token_id
+        self.eos_token_ids = vocabulary.end_token_ids
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """Build from GGUF metadata; arrays may be lists or numpy arrays.
+
+        Raises:
+            ModelFileError: the metadata contradicts itself.
+            UnsupportedError: a kind of vocabulary, or a pre-tokenizer, that is not implemented.
+        """
+        kind = metadata.get("tokenizer.ggml.model")
+        if kind not in ("gpt2", "llama"):
+            if kind is None:
+                raise ModelFileError("the model file names no tokenizer (tokenizer.ggml.model)")
+            raise UnsupportedError(
+                f"the tokenizer {kind!r} (tokenizer.ggml.model) is not supported",
+                hint="supported: gpt2 (byte-level BPE) and llama (SentencePiece BPE)",
+            )
+        vocabulary = Vocabulary.from_gguf(metadata)
+        build = _build_byte_level if kind == "gpt2" else _build_spm
+        return build(vocabulary, metadata)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of `text`.
+
+        Args:
+            text: Any text; lone surrogates count as U+FFFD.
+            add_special_tokens: Whether to add the BOS and EOS tokens that the model asks for.
+            parse_special: Whether a control token's text stands for the token; otherwise it is ordinary text.
+        """
+        tokens = self._all_tokens if parse_special else self._text_tokens
+        token_ids = self._encode_parts(tokens.split(_without_surrogates(text)))
+        if add_special_tokens and self._add_bos and self.bos_token_id is not None:
+            token_ids.insert(0, self.bos_token_id)
+        if add_special_tokens and self._add_eos and self._vocabulary.eos_token_id is not None:
+            token_ids.append(self._vocabulary.eos_token_id)
+        return token_ids
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
+        detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to a text. A control token has the bytes of its name.
+
+        An id past the vocabulary has none: the logits of some models are padded past it.
+        """
+        return self._token_bytes[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is structure rather than text."""
+        return token_id in self._vocabulary.control_ids
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template; None if the file has none.
+
+        Raises:
+            ModelFileError: it is not valid Jinja.
+        """
+        return self._named_template("default")
+
+    @cached_property
+    def _tool_template(self) -> ChatTemplate | None:
+        return self._named_template("tool_use") or self.chat_template
+
+    def _named_template(self, name: str) -> ChatTemplate | None:
+        source = self._chat_templates.get(name)
+        if not source:
+            return None
+        vocabulary = self._vocabulary
+        return ChatTemplate(
+            source,
+            bos_token="" if vocabulary.bos_token_id is None else vocabulary.texts[vocabulary.bos_token_id],
+            eos_token="" if vocabulary.eos_token_id is None else vocabulary.texts[vocabulary.eos_token_id],
+        )
+
+    def with_chat_template(self, source: str) -> Tokenizer:
+        """The same tokenizer with another chat template."""
+        changed = object.__new__(type(self))
+        changed.__dict__.update(self.__dict__)
+        for name in ("chat_template", "_tool_template"):
+            changed.__dict__.pop(name, None)
+        changed._chat_templates = {"default": source}
+        return changed
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a chat: the template rendered, its control tokens as such, with BOS exactly once.
+
+        What looks like a control token in the messages, tools or template arguments stays text. Before
+        rendering, an untrusted mark is put inside each look-alike; the rendered text is cut at the control
+        tokens that are still whole, which only the template can have written; the marks are then removed.
+        Trimming and splitting in the template does not matter to this, and the text is encoded as if the
+        mark had never been there.
+
+        Raises:
+            RequestError: the model has no template, or the template refuses the messages.
+        """
+        template = self._tool_template if tools else self.chat_template
+        if template is None:
+            raise RequestError(
+                "the model has no chat template",
+                param="messages",
+                hint="pass one with --chat-template, or use completions with a plain prompt",
+            )
+        chat: dict[str, Any] = {
+            "messages": normalize_messages(messages),
+            "tools": plain_data(list(tools)) if tools else None,
+            "template_kwargs": plain_data(dict(template_kwargs or {})),
+        }
+        mark = _unused_mark(chat)
+        marked = map_strings(chat, lambda text: self._control_tokens.mark(_without_surrogates(text), mark))
+        text = template.render(
+            marked["messages"],
+            tools=marked["tools"],
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **marked["template_kwargs"],
+        )
+        parts = self._control_tokens.split(text, untrusted_mark=mark)
+        token_ids = self._encode_parts(
+            piece
+            for part in parts
+            for piece in (
+                [part] if isinstance(part, int) else self._text_tokens.split(part.replace(mark, ""))
+            )
+        )
+        if self._add_bos and self.bos_token_id is not None and token_ids[:1] != [self.bos_token_id]:
+            token_ids.insert(0, self.bos_token_id)
+        return token_ids
+
+    def _encode_parts(self, parts: Iterable[str | int]) -> list[int]:
+        token_ids: list[int] = []
+        for part in parts:
+            if isinstance(part, int):
+                token_ids.append(part)
+            else:
+                token_ids += self._encoder.encode(part)
+        return token_ids
+
+
+class TokenBytes:
+    """Token id to bytes, worked out on first use."""
+
+    def __init__(self, vocabulary: Vocabulary, *, byte_level: bool) -> None:
+        self._vocabulary = vocabulary
+        self._byte_by_symbol = (
+            {symbol: byte for byte, symbol in enumerate(byte_alphabet())} if byte_level else {}
+        )
+        self._known: list[bytes | None] = [None] * len(vocabulary.texts)
+
+    def __getitem__(self, token_id: int) -> bytes:
+        if token_id < 0:
+            raise IndexError(f"there is no token {token_id}")
+        if token_id >= len(self._known):
+            return b""
+        known = self._known[token_id]
+        if known is None:
+            known = self._known[token_id] = self._bytes_of(token_id)
+        return known
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        text, kind = self._vocabulary.texts[token_id], self._vocabulary.types[token_id]
+        if token_id in self._vocabulary.control_ids:
+            return text.encode()
+        if kind == TokenType.BYTE:
+            byte = parse_byte_token(text)
+            return text.encode() if byte is None else bytes([byte])
+        if not self._byte_by_symbol:
+            return text.replace(SPACE_SYMBOL, " ").encode()
+        if kind == TokenType.USER_DEFINED:
+            return text.encode()
+        try:
+            return bytes(self._byte_by_symbol[symbol] for symbol in text)
+        except KeyError:  # not in the byte alphabet: the file spells this token as plain text
+            return text.encode()
+
+
+def byte_alphabet() -> list[str]:
+    """The characters that stand for bytes in byte-level BPE: themselves if they print, else from U+0100 on.
+
+    Source: Radford et al. 2019, GPT-2.
+    """
+    symbols = []
+    num_replaced = 0
+    for byte in range(256):
+        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
+            symbols.append(chr(byte))
+        else:
+            symbols.append(chr(0x100 + num_replaced))
+            num_replaced += 1
+    return symbols
+
+
+def parse_byte_token(text: str) -> int | None:
+    """The value of a byte token, spelled `<0x0A>`."""
+    if len(text) != 6 or not text.startswith("<0x") or not text.endswith(">"):
+        return None
+    try:
+        return int(text[3:5], 16)
+    except ValueError:
+        return None
+
+
+class _ByteLevelEncoder:
+    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre_tokenizer_name: str | None) -> None:
+        from tokenizers import Tokenizer as BackendTokenizer
+        from tokenizers import models
+
+        spec = find_pre_tokenizer(pre_tokenizer_name)
+        pairs = [tuple(merge.split(" ")) for merge in merges]
+        ids = dict(zip(vocabulary.texts, range(len(vocabulary.texts)), strict=True))
+        try:
+            model = models.BPE(vocab=ids, merges=pairs, ignore_merges=spec.ignore_merges)  # type: ignore[arg-type]
+        except Exception as error:
+            raise ModelFileError(f"tokenizer.ggml.merges do not fit the vocabulary: {error}") from None
+        self._backend = BackendTokenizer(model)
+        self._backend.pre_tokenizer = build_pre_tokenizer(spec)
+        normalizer = build_normalizer(spec)
+        if normalizer is not None:
+            self._backend.normalizer = normalizer
+
+    def encode(self, text: str) -> list[int]:
+        token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return token_ids
+
+
+def _build_byte_level(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
+    merges = read_array(metadata, "merges")
+    if merges is None:
+        raise ModelFileError(
+            "the model file holds no merges for its byte-level vocabulary (tokenizer.ggml.merges)"
+        )
+    pre_tokenizer_name = metadata.get("tokenizer.ggml.pre")
+    encoder = _ByteLevelEncoder(vocabulary, merges, pre_tokenizer_name)
+    text_tokens = {vocabulary.texts[index]: index for index in vocabulary.user_defined_ids}
+    control_tokens = {vocabulary.texts[index]: index for index in vocabulary.control_ids}
+    return Tokenizer(
+        vocabulary,
+        encoder,
+        TokenBytes(vocabulary, byte_level=True),
+        (AddedTokens(text_tokens), AddedTokens({**text_tokens, **control_tokens})),
+        add_bos=bool(
+            metadata.get("tokenizer.ggml.add_bos_token", find_pre_tokenizer(pre_tokenizer_name).add_bos)
+        ),
+        add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
+        has_space_prefix=False,
+        chat_templates=_read_chat_templates(metadata),
+    )
+
+
+def _build_spm(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
+    scores = read_array(metadata, "scores")
+    if scores is None:
+        raise ModelFileError("the model file holds no scores for its vocabulary (tokenizer.ggml.scores)")
+    require_length("scores", scores, len(vocabulary.texts))
+    texts, types = vocabulary.texts, vocabulary.types
+    byte_ids = {}
+    for index in ids_of_type(types, TokenType.BYTE):
+        byte = parse_byte_token(texts[index])
+        if byte is not None:
+            byte_ids[byte] = index
+    normal_ids = ids_of_type(types, TokenType.NORMAL, TokenType.UNDEFINED)
+    pieces = {texts[index]: index for index in normal_ids if index not in vocabulary.control_ids}
+    # Matched inside the encoder, once spaces have become symbols, so that runs of spaces are found.
+    user_defined = AddedTokens({texts[i].replace(" ", SPACE_SYMBOL): i for i in vocabulary.user_defined_ids})
+    space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    encoder = SpmEncoder(
+        pieces,
+        scores,
+        byte_ids,
+        user_defined,
+        unknown_id=vocabulary.unknown_token_id,
+        space_prefix=space_prefix,
+    )
+    return Tokenizer(
+        vocabulary,
+        encoder,
+        TokenBytes(vocabulary, byte_level=False),
+        (AddedTokens({}), AddedTokens({texts[index]: index for index in vocabulary.control_ids})),
+        add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", True)),
+        add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
+        has_space_prefix=space_prefix,
+        chat_templates=_read_chat_templates(metadata),
+    )
+
+
+def _read_chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name. The unnamed one is "default"; a file's only template is, whatever its name."""
+    prefix = "tokenizer.chat_template"
+    templates = {
+        key.removeprefix(prefix).removeprefix(".") or "default": value
+        for key, value in metadata.items()
+        if (key == prefix or key.startswith(prefix + ".")) and isinstance(value, str) and value.strip()
+    }
+    if len(templates) == 1:
+        templates = {"default": next(iter(templates.values()))}
+    return templates
+
+
+def _unused_mark(chat: object) -> str:
+    found: set[str] = set()
+
+    def collect(text: str) -> str:
+        found.update(mark for mark in _UNTRUSTED_MARKS if mark in text)
+        return text
+
+    map_strings(chat, collect)
+    for mark in _UNTRUSTED_MARKS:
+        if mark not in found:
+            return mark
+    raise RequestError(
+        "the messages hold every one of U+FDD0 to U+FDDF, which are not characters", param="messages"
+    )
+
+
+def _without_surrogates(text: str) -> str:
+    """`text` with surrogate pairs joined and lone surrogates, which no UTF-8 can hold, made U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
