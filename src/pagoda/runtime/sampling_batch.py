@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagoda.core.step import SampledToken, SamplingInput, TokenLogprob
-from pagoda.runtime.forward_batch import Int32Array, SampleResult, SamplingBatch
+from pagoda.runtime.forward_batch import Float32Array, Int32Array, SampleResult, SamplingBatch
 
-UINT64_MASK = (1 << 64) - 1
+MAX_INT32 = 2**31 - 1
+UINT64_MASK = 2**64 - 1
 
 
 def build_sampling_batch(inputs: Sequence[SamplingInput]) -> SamplingBatch:
@@ -20,42 +21,30 @@ def build_sampling_batch(inputs: Sequence[SamplingInput]) -> SamplingBatch:
     an empty history, and a row without a repetition penalty leaves its prompt out of it: those entries
     could change nothing.
     """
-    values = np.array(
-        [
-            (
-                p.temperature,
-                p.top_p,
-                p.min_p,
-                p.repetition_penalty,
-                p.presence_penalty,
-                p.frequency_penalty,
-                max(0, p.top_k),
-                -1 if p.logprobs is None else p.logprobs,
-            )
-            for p in (row.params for row in inputs)
-        ],
-        dtype=np.float64,  # holds every int32 exactly
-    ).reshape(len(inputs), 8)
-    floats = np.ascontiguousarray(values[:, :6].T, dtype=np.float32)
+    params = [row.params for row in inputs]
     histories = [_history(row) for row in inputs]
     biases = [_biases(row) for row in inputs]
+
+    def floats(name: str) -> Float32Array:
+        return np.array([getattr(p, name) for p in params], dtype=np.float32)
+
     return SamplingBatch(
-        temperature=floats[0],
-        top_k=values[:, 6].clip(max=2**31 - 1).astype(np.int32),
-        top_p=floats[1],
-        min_p=floats[2],
-        repetition_penalty=floats[3],
-        presence_penalty=floats[4],
-        frequency_penalty=floats[5],
+        temperature=floats("temperature"),
+        top_k=np.array([min(max(0, p.top_k), MAX_INT32) for p in params], dtype=np.int32),
+        top_p=floats("top_p"),
+        min_p=floats("min_p"),
+        repetition_penalty=floats("repetition_penalty"),
+        presence_penalty=floats("presence_penalty"),
+        frequency_penalty=floats("frequency_penalty"),
         seed=np.array([row.seed & UINT64_MASK for row in inputs], dtype=np.uint64),
         counter=np.array([len(row.output_token_ids) for row in inputs], dtype=np.uint64),
-        history_start_loc=_start_loc([len(token_ids) for token_ids, _ in histories]),
-        history_token_ids=_concatenate([token_ids for token_ids, _ in histories]),
-        history_output_counts=_concatenate([num_outputs for _, num_outputs in histories]),
-        bias_start_loc=_start_loc([len(bias) for bias in biases]),
+        history_start_loc=_start_loc(len(token_ids) for token_ids, _ in histories),
+        history_token_ids=_concatenate([token_ids for token_ids, _ in histories if len(token_ids)]),
+        history_output_counts=_concatenate([counts for _, counts in histories if len(counts)]),
+        bias_start_loc=_start_loc(map(len, biases)),
         bias_token_ids=np.array([token_id for bias in biases for token_id in bias], dtype=np.int32),
         bias_values=np.array([value for bias in biases for value in bias.values()], dtype=np.float32),
-        num_logprobs=values[:, 7].astype(np.int32),
+        num_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], dtype=np.int32),
     )
 
 
@@ -107,11 +96,9 @@ def _biases(row: SamplingInput) -> dict[int, float]:
     return {**row.params.logit_bias, **dict.fromkeys(row.masked_token_ids, -np.inf)}
 
 
-def _start_loc(lengths: list[int]) -> Int32Array:
-    start_loc = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=start_loc[1:])
-    return start_loc
+def _start_loc(lengths: Iterable[int]) -> Int32Array:
+    return np.array(list(accumulate(lengths, initial=0)), dtype=np.int32)
 
 
-def _concatenate(parts: list[NDArray[np.int32]]) -> Int32Array:
+def _concatenate(parts: list[Int32Array]) -> Int32Array:
     return np.concatenate(parts) if parts else _NONE

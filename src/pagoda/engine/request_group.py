@@ -1,0 +1,88 @@
+"""`RequestGroup`: a request as its client sees it, over the scheduler's one request a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagoda.core.request import Request
+from pagoda.core.step import PromptLogprob
+from pagoda.engine.choice import Choice, described_logprobs
+from pagoda.engine.output import OutputKind, RequestMetrics, RequestOutput, TokenLogprobs
+from pagoda.engine.tokenizer import Tokenizer
+
+
+class RequestGroup:
+    """`requests[i]` belongs to `choices[i]`. Usage counts the prompt, and what was cached of it, once."""
+
+    def __init__(
+        self,
+        request_id: str,
+        requests: Sequence[Request],
+        choices: Sequence[Choice],
+        *,
+        prompt: str | None,
+        output_kind: OutputKind,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.request_id = request_id
+        self.requests = requests
+        self.choices = choices
+        self._prompt = prompt
+        self._prompt_token_ids = list(requests[0].prompt_token_ids)
+        self._output_kind = output_kind
+        self._tokenizer = tokenizer
+        self._first_token_s: float | None = None
+        self._last_token_s: float | None = None
+        self._finished_s: float | None = None
+        self._prompt_logprobs: list[TokenLogprobs | None] = [None]  # nothing predicts the first token
+        self._prompt_logprobs_taken = requests[0].params.prompt_logprobs is None
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finished for choice in self.choices)
+
+    def add_prompt_logprobs(self, logprobs: Sequence[PromptLogprob]) -> None:
+        for entry in logprobs:
+            assert entry.position == len(self._prompt_logprobs), "prompt log-probabilities out of order"
+            self._prompt_logprobs.append(described_logprobs(entry.token, entry.top_logprobs, self._tokenizer))
+
+    def note_tokens(self, now_s: float) -> None:
+        self._first_token_s = now_s if self._first_token_s is None else self._first_token_s
+        self._last_token_s = now_s
+
+    def take_output(self, now_s: float, changed: Sequence[Choice]) -> RequestOutput | None:
+        """What to hand out now; `changed` are the choices with news. None when nothing is due yet."""
+        if self.finished:
+            self._finished_s = now_s
+        if self._output_kind is OutputKind.FINAL and not self.finished:
+            return None
+        is_delta = self._output_kind is OutputKind.DELTA
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=[c.take_delta() for c in changed] if is_delta else [c.cumulative() for c in self.choices],
+            finished=self.finished,
+            num_cached_tokens=self.requests[0].num_cached_tokens,
+            metrics=self._metrics(),
+            prompt_logprobs=self._take_prompt_logprobs(is_delta),
+        )
+
+    def _take_prompt_logprobs(self, is_delta: bool) -> list[TokenLogprobs | None] | None:
+        if self._prompt_logprobs_taken or len(self._prompt_logprobs) < len(self._prompt_token_ids):
+            return None
+        self._prompt_logprobs_taken = is_delta
+        return self._prompt_logprobs
+
+    def _metrics(self) -> RequestMetrics:
+        scheduled = [r.first_scheduled_s for r in self.requests if r.first_scheduled_s is not None]
+        return RequestMetrics(
+            arrival_s=self.requests[0].arrival_s,
+            first_scheduled_s=min(scheduled, default=None),
+            first_token_s=self._first_token_s,
+            last_token_s=self._last_token_s,
+            finished_s=self._finished_s,
+            num_prompt_tokens=len(self._prompt_token_ids),
+            num_output_tokens=sum(len(choice.token_ids) for choice in self.choices),
+            num_preemptions=sum(r.num_preemptions for r in self.requests),
+        )
