@@ -31,6 +31,14 @@ class CapacityError(PagodaError):
     """The memory, context length or queue that was asked for cannot be had; the message has the numbers."""
 
 
+class ConfigError(PagodaError):
+    """A setting is out of range. `param` names the field; flags have the same name with dashes."""
+
+    def __init__(self, message: str, *, param: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
+
+
 class RequestError(PagodaError):
     """One request is wrong. `param` names the offending field, as OpenAI's error object does."""
 

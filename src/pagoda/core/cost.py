@@ -43,12 +43,25 @@ class KVCacheSpec:
         A windowed group keeps the blocks that the next query can still see: its window, plus the part of
         a block that the window's start cuts through.
         """
-        window = self.groups[group].window
         last_block = -(-num_tokens // self.block_size)
+        return last_block - min(self.first_visible_block(group, num_tokens), last_block)
+
+    def max_blocks_for(self, group: int, num_tokens: int) -> int:
+        """Most blocks of a group held at once while a sequence grows to `num_tokens`, token by token.
+
+        A step that computes several tokens holds their blocks beside the window; where the pool is short
+        of them the scheduler takes a smaller step, so this is what a sequence cannot do without.
+        """
+        window = self.groups[group].window
+        num_all = -(-num_tokens // self.block_size)
         if window is None:
-            return last_block
-        first_visible = max(0, num_tokens - window + 1)
-        return last_block - min(first_visible // self.block_size, last_block)
+            return num_all
+        return min(num_all, -(-(window - 1) // self.block_size) + 1)
+
+    def first_visible_block(self, group: int, position: int) -> int:
+        """Index in a block table of the first block that the query at `position` can see."""
+        window = self.groups[group].window
+        return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     def sequence_bytes(self, num_tokens: int) -> int:
         """Bytes of KV that a sequence of `num_tokens` holds, over all groups."""

@@ -1,0 +1,181 @@
+"""What happens in the control plane, as one stream of typed events.
+
+Metrics, traces, the dashboard, replay and the invariant checker read it. Every event carries `time_s` on
+the scheduler's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from pagoda.core.prefix_cache import MissReason, PrefixCacheStats, PrefixMiss
+from pagoda.core.request import FinishReason, Request
+from pagoda.core.step import SchedulerOutput
+
+
+class RequestAdded(NamedTuple):
+    time_s: float
+    request_id: str
+    num_prompt_tokens: int
+    max_num_tokens: int  # where its output ends at the latest, prompt included
+    priority: int
+
+
+class RequestScheduled(NamedTuple):
+    """A waiting request starts, or goes on after preemption.
+
+    `num_queried_tokens` is 0 when the prefix cache was not asked, and on resumption: counters of hits and
+    queries sum over these events, so each request counts once.
+    """
+
+    time_s: float
+    request_id: str
+    queue_s: float
+    resumed: bool
+    num_queried_tokens: int
+    num_cached_tokens: int
+    miss: PrefixMiss | None
+
+
+class TokenGenerated(NamedTuple):
+    time_s: float
+    request_id: str
+    token_id: int
+    num_output_tokens: int  # this one included
+
+
+class RequestPreempted(NamedTuple):
+    time_s: float
+    request_id: str
+    num_computed_tokens: int
+
+
+class RequestFinished(NamedTuple):
+    time_s: float
+    request_id: str
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+class PoolUsage(NamedTuple):
+    """Blocks of one layer group by state; the three add up to the pool."""
+
+    num_free: int
+    num_reusable: int
+    num_held: int
+
+
+class StepScheduled(NamedTuple):
+    time_s: float
+    step: int
+    num_scheduled_tokens: int
+    num_scheduled_requests: int
+    num_running: int
+    num_waiting: int
+    num_block_copies: int
+    usage: tuple[PoolUsage, ...]  # by layer group
+
+
+class StepFinished(NamedTuple):
+    time_s: float
+    step: int
+
+
+class BlockCached(NamedTuple):
+    """A full block can be hit from now on. Its hash is a key that other processes would give it, too."""
+
+    time_s: float
+    group: int
+    block_id: int
+    block_hash: bytes
+
+
+class BlockEvicted(NamedTuple):
+    """A cached block made room; `block_hash` is empty for a partly filled one."""
+
+    time_s: float
+    group: int
+    block_id: int
+    block_hash: bytes
+
+
+Event: TypeAlias = (
+    RequestAdded
+    | RequestScheduled
+    | TokenGenerated
+    | RequestPreempted
+    | RequestFinished
+    | StepScheduled
+    | StepFinished
+    | BlockCached
+    | BlockEvicted
+)
+EventSink: TypeAlias = Callable[[Event], None]
+
+
+class EventRecorder:
+    """Turns what happens to requests and steps into events and into `prefix_stats`."""
+
+    def __init__(self, clock: Callable[[], float], on_event: EventSink | None) -> None:
+        self._clock = clock
+        self._on_event = on_event
+        self.prefix_stats = PrefixCacheStats()
+
+    def added(self, r: Request) -> None:
+        if self._on_event is not None:
+            event = RequestAdded(
+                self._clock(), r.request_id, r.num_prompt_tokens, r.max_num_tokens, r.priority
+            )
+            self._on_event(event)
+
+    def scheduled(self, r: Request, num_hit_tokens: int) -> None:
+        """Prefix counters count a request once: not again when it goes on after preemption."""
+        is_first = r.num_preemptions == 0
+        is_query = is_first and (r.prefix_miss is None or r.prefix_miss.reason is not MissReason.DISABLED)
+        num_queried = r.num_prompt_tokens if is_query else 0
+        self.prefix_stats.num_queries += is_query
+        self.prefix_stats.num_queried_tokens += num_queried
+        self.prefix_stats.num_hit_tokens += num_hit_tokens if is_query else 0
+        if is_first and r.prefix_miss is not None:
+            self.prefix_stats.num_misses[r.prefix_miss.reason] += 1
+        if self._on_event is not None:
+            now, miss = self._clock(), r.prefix_miss if is_first else None
+            self._on_event(
+                RequestScheduled(
+                    now, r.request_id, now - r.queued_s, not is_first, num_queried, num_hit_tokens, miss
+                )
+            )
+
+    def generated(self, r: Request, token_id: int) -> None:
+        if self._on_event is not None:
+            self._on_event(TokenGenerated(self._clock(), r.request_id, token_id, r.num_output_tokens))
+
+    def preempted(self, r: Request) -> None:
+        if self._on_event is not None:
+            self._on_event(RequestPreempted(self._clock(), r.request_id, r.num_computed_tokens))
+
+    def finished(self, r: Request) -> None:
+        if self._on_event is not None:
+            assert r.finish_reason is not None
+            counts = (r.num_prompt_tokens, r.num_output_tokens, r.num_cached_tokens, r.num_preemptions)
+            self._on_event(RequestFinished(self._clock(), r.request_id, r.finish_reason, *counts))
+
+    def step_scheduled(
+        self,
+        number: int,
+        step: SchedulerOutput,
+        num_running: int,
+        num_waiting: int,
+        usage: Callable[[], tuple[PoolUsage, ...]],
+    ) -> None:
+        if self._on_event is not None:
+            counts = (step.num_scheduled_tokens, len(step.requests), num_running, num_waiting)
+            self._on_event(StepScheduled(self._clock(), number, *counts, len(step.block_copies), usage()))
+
+    def step_finished(self, number: int) -> None:
+        if self._on_event is not None:
+            self._on_event(StepFinished(self._clock(), number))

@@ -1,0 +1,50 @@
+"""`RequestQueue`: requests in the order in which they are served."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from pagoda.config import SchedulerConfig
+from pagoda.core.request import Request
+
+
+class RequestQueue:
+    """Sorted by `Request.queue_key`, so a request that comes back takes its old place."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def __getitem__(self, index: int) -> Request:
+        return self._requests[index]
+
+    def add(self, request: Request) -> None:
+        insort(self._requests, request, key=_key)
+
+    def remove(self, request: Request) -> None:
+        index = bisect_left(self._requests, request.queue_key, key=_key)
+        assert self._requests[index] is request
+        del self._requests[index]
+
+
+def queue_key(request: Request, number: int, config: SchedulerConfig) -> tuple[float, int]:
+    """Smallest first: order of arrival, or priority (lower is sooner) with ageing.
+
+    After `priority_ageing_s` of waiting a request is worth one level more. All age at the same rate, so
+    the order of two requests never changes, and arrival time alone can stand for ageing.
+    """
+    if config.scheduling_policy == "fcfs":
+        return 0.0, number
+    if config.priority_ageing_s == 0:
+        return float(request.priority), number
+    return request.priority + request.arrival_s / config.priority_ageing_s, number
+
+
+def _key(request: Request) -> tuple[float, int]:
+    return request.queue_key
