@@ -39,6 +39,11 @@ class Checkpoint:
         return self._tensors
 
     @property
+    def stored_tensors(self) -> Mapping[str, Tensor]:
+        """Tensors with their rows as the file has them, for types and sizes: nothing is copied."""
+        return self._file.tensors
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all tensors as they lie in the file, quantised."""
         return self._file.num_bytes
