@@ -15,7 +15,7 @@ import numpy as np
 
 from pagoda.core.cost import KVCacheSpec
 from pagoda.core.step import BlockCopy
-from pagoda.errors import ModelFileError, UnsupportedError
+from pagoda.errors import UnsupportedError
 from pagoda.kernels.activation.reference import gated, softcap
 from pagoda.kernels.attention.reference import KVArray, attention, write_kv
 from pagoda.kernels.embed.reference import embed
@@ -36,6 +36,7 @@ from pagoda.runtime.program import (
     Rope,
     Value,
 )
+from pagoda.weights.checkpoint import require_all_read
 from pagoda.weights.dequantize import dequantize
 from pagoda.weights.tensor import WeightSource
 
@@ -237,14 +238,10 @@ def _in_range(indices: Int32Array, end: int) -> bool:
 
 
 def _load_weights(program: Program, weights: WeightSource) -> dict[str, Float32Array]:
+    require_all_read(weights, program)
     arrays: dict[str, Float32Array] = {}
-    for name, shape in program.weight_shapes().items():
-        tensor = weights.tensors.get(name)
-        if tensor is None:
-            raise ModelFileError(f"tensor {name!r} is missing", hint="the file may be incomplete")
-        if tensor.shape != shape:
-            raise ModelFileError(f"tensor {name!r} has shape {tensor.shape}; the model needs {shape}")
-        arrays[name] = dequantize(tensor)
+    for name in program.weight_names():
+        arrays[name] = dequantize(weights.tensors[name])
         weights.release(name)
     return arrays
 

@@ -130,22 +130,6 @@ class Program:
                     seen.setdefault(name)
         return iter(seen)
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The row-major shape that the program needs of every tensor it reads, in order of first use."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for op in self.ops:
-            if isinstance(op, Embed):
-                shapes[op.weight] = (self.config.vocab_size, op.out.width)
-            elif isinstance(op, RMSNorm):
-                shapes[op.weight] = (op.width,)
-            elif isinstance(op, Linear):
-                shapes[op.weight] = (op.out.width, op.x.width)
-                if op.bias is not None:
-                    shapes[op.bias] = (op.out.width,)
-            elif isinstance(op, Logits):
-                shapes[op.weight] = (self.config.vocab_size, op.x.width)
-        return shapes
-
 
 class ProgramBuilder:
     """Records ops. Methods read like eager code and return the value that the op writes."""
