@@ -26,8 +26,9 @@ def dequantize(tensor: Tensor) -> Floats:
     blocks = tensor.data.reshape(-1, tensor.type.block_bytes)
     out = np.empty((len(blocks), tensor.type.block_elements), np.float32)
     step = _ELEMENTS_AT_ONCE // tensor.type.block_elements
-    for start in range(0, len(blocks), step):
-        out[start : start + step] = unpack(blocks[start : start + step])
+    with np.errstate(invalid="ignore", over="ignore"):  # a scale may be infinite or NaN
+        for start in range(0, len(blocks), step):
+            out[start : start + step] = unpack(blocks[start : start + step])
     return out.reshape(tensor.shape)
 
 

@@ -12,7 +12,8 @@ from types import TracebackType
 import numpy as np
 
 from pagoda.errors import ModelFileError, ModelNotFoundError
-from pagoda.weights.gguf_header import DAMAGED, Header, TensorInfo, parse_header
+from pagoda.weights.gguf_header import Header, TensorInfo, parse_header
+from pagoda.weights.gguf_reader import DAMAGED
 from pagoda.weights.metadata import get_int
 from pagoda.weights.tensor import Tensor
 
@@ -108,7 +109,11 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 def _shard_paths(path: Path) -> list[Path]:
     """The files of the model that `path` belongs to, in order."""
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError as e:
+        raise ModelFileError(f"{path}: cannot be read: {e.strerror}") from e
+    if not exists:
         raise ModelNotFoundError(f"{path}: no such file")
     if _BYTE_PIECE_NAME.fullmatch(path.name):
         raise ModelFileError(
@@ -144,8 +149,8 @@ def _map_file(path: Path) -> mmap.mmap:
             if os.fstat(file.fileno()).st_size == 0:
                 raise ModelFileError(f"{path}: the file is empty", hint="fetch the model file again")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as e:
-        raise ModelFileError(f"{path}: cannot be read: {e}") from e
+    except OSError as e:
+        raise ModelFileError(f"{path}: cannot be read: {e.strerror}") from e
 
 
 def _check_shards(paths: list[Path], headers: list[Header]) -> None:

@@ -62,13 +62,13 @@ def family_of(metadata: Metadata) -> tuple[str, Family]:
     """
     kind = get_str(metadata, "general.type")
     if kind not in (None, "model"):
-        raise UnsupportedError(f"the file holds {kind!r}, not a model (metadata key 'general.type')")
+        raise UnsupportedError(f"the file holds {kind!r:.80}, not a model (metadata key 'general.type')")
     architecture = get_str(metadata, "general.architecture")
     if architecture is None:
         raise ModelFileError("metadata key 'general.architecture' is missing", hint=_CONVERT_AGAIN)
     if architecture not in FAMILIES:
         raise UnsupportedError(
-            f"architecture {architecture!r} is not supported",
+            f"architecture {architecture!r:.80} is not supported",
             hint=f"supported architectures: {', '.join(sorted(FAMILIES))}",
         )
     return architecture, FAMILIES[architecture]
@@ -251,7 +251,7 @@ def _linear_scaling(keys: _Keys) -> float:
     kind = get_str(keys.metadata, keys.name("rope.scaling.type")) or "linear"
     if kind not in _ROPE_SCALINGS:
         raise UnsupportedError(
-            f"rope scaling {kind!r} is not supported (metadata key {keys.name('rope.scaling.type')!r})",
+            f"rope scaling {kind!r:.80} is not supported (metadata key {keys.name('rope.scaling.type')!r})",
             hint=f"supported rope scalings: {', '.join(_ROPE_SCALINGS)}",
         )
     if kind == "none":

@@ -6,50 +6,20 @@ damaged file costs an error and not memory. The format is described in ggml's `d
 
 from __future__ import annotations
 
-import mmap
-import struct
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pagoda.errors import ModelFileError, UnsupportedError
+from pagoda.errors import UnsupportedError
+from pagoda.weights.gguf_reader import DAMAGED, Bytes, Reader
 from pagoda.weights.tensor import TensorType
 
-Bytes: TypeAlias = "bytes | mmap.mmap"
-
-DAMAGED = "the file is damaged or was cut short; fetch it again"
-
-_MAX_STRING_BYTES = 1 << 26
-_MAX_ARRAY_ELEMENTS = 1 << 26
-_MAX_NAME_BYTES = 65535
 _MAX_DIMENSIONS = 4
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, one letter, type, one byte of value
 _MIN_TENSOR_BYTES = (
     8 + 1 + 4 + 8 + 4 + 8
 )  # length, one letter, number of dimensions, one of them, type, offset
 _DEFAULT_ALIGNMENT = 32
-
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
-
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_SCALARS: dict[int, np.dtype[Any]] = {
-    0: np.dtype("<u1"),
-    1: np.dtype("<i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    _BOOL: np.dtype("?"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
 
 # Types that ggml defines and this build cannot unpack, to tell an unusual file from a damaged one.
 _OTHER_TYPES = {
@@ -87,7 +57,7 @@ def parse_header(data: Bytes, file: str) -> Header:
         ModelFileError: the bytes are not a consistent GGUF file of version 2 or 3.
         UnsupportedError: a tensor has a type that GGUF defines and this build cannot unpack.
     """
-    reader = _Reader(data, file)
+    reader = Reader(data, file)
     version = _read_version(reader)
     num_tensors = reader.u64("the number of tensors")
     num_keys = reader.u64("the number of metadata keys")
@@ -108,104 +78,7 @@ def parse_header(data: Bytes, file: str) -> Header:
     return Header(version, metadata, tensors, header_bytes)
 
 
-class _Reader:
-    """Takes little-endian values off the front of a file, never past its end."""
-
-    def __init__(self, data: Bytes, file: str) -> None:
-        self.data = data
-        self.file = file
-        self.end = len(data)
-        self.position = 0
-
-    def error(self, message: str, hint: str = DAMAGED) -> ModelFileError:
-        return ModelFileError(f"{self.file}: {message}", hint=hint)
-
-    def require(self, num_bytes: int, what: str) -> None:
-        left = self.end - self.position
-        if num_bytes > left:
-            raise self.error(
-                f"{what} would need {num_bytes} bytes at offset {self.position}, the file has {left} left"
-            )
-
-    def u32(self, what: str) -> int:
-        self.require(4, what)
-        (value,) = _U32.unpack_from(self.data, self.position)
-        self.position += 4
-        return int(value)
-
-    def u64(self, what: str) -> int:
-        self.require(8, what)
-        (value,) = _U64.unpack_from(self.data, self.position)
-        self.position += 8
-        return int(value)
-
-    def name(self, what: str) -> str:
-        """A key or the name of a tensor: non-empty text without control characters."""
-        name = self.string(what, _MAX_NAME_BYTES)
-        if not name:
-            raise self.error(f"{what} is empty")
-        if not name.isprintable():
-            raise self.error(f"{what} has a name with control characters: {name[:80]!r}")
-        return name
-
-    def string(self, what: str, max_bytes: int = _MAX_STRING_BYTES) -> str:
-        return self.strings(1, what, max_bytes)[0]
-
-    def strings(self, count: int, what: str, max_bytes: int = _MAX_STRING_BYTES) -> list[str]:
-        """A vocabulary has hundreds of thousands of strings, hence one flat loop over local names."""
-        self.require(8 * count, f"{count} strings of {what}")
-        data, end, position, unpack = self.data, self.end, self.position, _U64.unpack_from
-        result: list[str] = []
-        for _ in range(count):
-            start = position + 8
-            if start > end:
-                self.position = position
-                self.require(8, f"string {len(result)} of {what}")
-            (num_bytes,) = unpack(data, position)
-            position = start + num_bytes
-            if position > end or num_bytes > max_bytes:
-                self.position = start
-                self.require(num_bytes, f"string {len(result)} of {what}")
-                raise self.error(f"{what} has a string of {num_bytes} bytes; at most {max_bytes} are allowed")
-            try:
-                result.append(data[start:position].decode())
-            except UnicodeDecodeError as e:
-                raise self.error(f"string {len(result)} of {what} is not UTF-8 ({e.reason})") from None
-        self.position = position
-        return result
-
-    def value(self, value_type: int, what: str) -> object:
-        if value_type == _STRING:
-            return self.string(what)
-        if value_type == _ARRAY:
-            return self.array(what)
-        return self.scalars(value_type, 1, what)[0].item()
-
-    def array(self, what: str) -> object:
-        element_type = self.u32(f"the element type of {what}")
-        count = self.u64(f"the length of {what}")
-        if element_type == _ARRAY:
-            raise self.error(f"{what} is an array of arrays, which no model needs")
-        if count > _MAX_ARRAY_ELEMENTS:
-            raise self.error(f"{what} has {count} elements; at most {_MAX_ARRAY_ELEMENTS} are allowed")
-        if element_type == _STRING:
-            return self.strings(count, what)
-        return self.scalars(element_type, count, what)
-
-    def scalars(self, value_type: int, count: int, what: str) -> NDArray[Any]:
-        dtype = _SCALARS.get(value_type)
-        if dtype is None:
-            raise self.error(f"{what} has the unknown value type {value_type}")
-        num_bytes = count * dtype.itemsize
-        self.require(num_bytes, f"{count} values of {what}")
-        raw = self.data[self.position : self.position + num_bytes]
-        self.position += num_bytes
-        if value_type == _BOOL and raw.strip(b"\0\1"):
-            raise self.error(f"{what} is boolean but holds a byte that is neither 0 nor 1")
-        return np.frombuffer(raw, dtype)
-
-
-def _read_version(reader: _Reader) -> int:
+def _read_version(reader: Reader) -> int:
     magic = bytes(reader.data[:4])
     if magic != b"GGUF":
         raise reader.error(*_not_gguf(bytes(reader.data[:64])))
@@ -248,7 +121,7 @@ def _not_gguf(start: bytes) -> tuple[str, str]:
     return f"this is not a GGUF file: it begins with {start[:4]!r}", "give the path of a GGUF file"
 
 
-def _alignment(reader: _Reader, metadata: dict[str, object]) -> int:
+def _alignment(reader: Reader, metadata: dict[str, object]) -> int:
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or isinstance(alignment, bool):
         raise reader.error(f"metadata key 'general.alignment' must be an integer, it is {alignment!r:.80}")
@@ -259,7 +132,7 @@ def _alignment(reader: _Reader, metadata: dict[str, object]) -> int:
     return alignment
 
 
-def _read_tensor_info(reader: _Reader, index: int, alignment: int) -> TensorInfo:
+def _read_tensor_info(reader: Reader, index: int, alignment: int) -> TensorInfo:
     """One description; `start` is still relative to the data section."""
     name = reader.name(f"tensor {index}")
     what = f"tensor {name!r}"
@@ -282,7 +155,7 @@ def _read_tensor_info(reader: _Reader, index: int, alignment: int) -> TensorInfo
     return TensorInfo(name, tensor_type, tuple(reversed(dimensions)), offset, num_bytes)
 
 
-def _tensor_type(reader: _Reader, number: int, what: str) -> TensorType:
+def _tensor_type(reader: Reader, number: int, what: str) -> TensorType:
     try:
         return TensorType(number)
     except ValueError:
@@ -296,7 +169,7 @@ def _tensor_type(reader: _Reader, number: int, what: str) -> TensorType:
     raise reader.error(f"{what} has the unknown type {number}")
 
 
-def _place(reader: _Reader, info: TensorInfo, data_start: int) -> TensorInfo:
+def _place(reader: Reader, info: TensorInfo, data_start: int) -> TensorInfo:
     start = data_start + info.start
     if start + info.num_bytes > reader.end:
         raise reader.error(
@@ -306,7 +179,7 @@ def _place(reader: _Reader, info: TensorInfo, data_start: int) -> TensorInfo:
     return TensorInfo(info.name, info.type, info.shape, start, info.num_bytes)
 
 
-def _check_disjoint(reader: _Reader, tensors: tuple[TensorInfo, ...]) -> None:
+def _check_disjoint(reader: Reader, tensors: tuple[TensorInfo, ...]) -> None:
     names: set[str] = set()
     for info in tensors:
         if info.name in names:
