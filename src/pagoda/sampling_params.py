@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import UnionType
 
 from pagoda.errors import RequestError
 
@@ -60,9 +61,7 @@ class SamplingParams:
         )
         for name in ("presence_penalty", "frequency_penalty"):
             _require(-2.0 <= getattr(self, name) <= 2.0, name, getattr(self, name), "between -2 and 2")
-        _require(
-            self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "0 or more"
-        )
+        _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "0 or more")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
         _require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
@@ -77,9 +76,14 @@ class SamplingParams:
                 value is None or 0 <= value <= MAX_LOGPROBS, name, value, f"between 0 and {MAX_LOGPROBS}"
             )
         for token_id, bias in self.logit_bias.items():
-            _require(token_id >= 0, "logit_bias", token_id, "a token id of 0 or more")
             _require(
-                math.isfinite(bias) and -100.0 <= bias <= 100.0, "logit_bias", bias, "between -100 and 100"
+                _is_number(token_id, int) and token_id >= 0, "logit_bias", token_id, "a token id of 0 or more"
+            )
+            _require(
+                _is_number(bias, int | float) and math.isfinite(bias) and -100.0 <= bias <= 100.0,
+                "logit_bias",
+                bias,
+                "between -100 and 100",
             )
 
     @property
@@ -88,9 +92,11 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        return (
-            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        )
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _is_number(value: object, kind: type | UnionType) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _require(ok: bool, param: str, value: object, allowed: str) -> None:

@@ -30,7 +30,7 @@ def checked_prompt(
             param="prompt",
             hint="shorten the prompt, or start with a larger --max-model-len",
         )
-    return array("i", token_ids)
+    return array("i", list(token_ids))  # a list, because bytes would be read as raw memory
 
 
 def checked_params(
