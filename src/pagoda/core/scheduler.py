@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from pagoda.config import CacheConfig, SchedulerConfig
 from pagoda.core.cost import KVCacheSpec
@@ -124,6 +124,9 @@ class Scheduler:
         self.requests[request.request_id] = request
         self._waiting.add(request)
         if request.deadline_s is not None:
+            if len(self._deadlines) > 2 * len(self.requests) + 64:  # mostly of requests that are gone
+                self._deadlines = [d for d in self._deadlines if not d[2].is_finished]
+                heapify(self._deadlines)
             heappush(self._deadlines, (request.deadline_s, self._num_added, request))
         request.queued_s = self._clock()
         self._recorder.added(request)
