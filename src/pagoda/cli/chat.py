@@ -69,23 +69,24 @@ class Conversation:
         question = {"role": "user", "content": text}
         parts: list[str] = []
         last: RequestOutput | None = None
-        with terminal.interrupts() as interrupted, closing(self._stream(text, question)) as stream:
-            for last in stream:
-                for piece in last.outputs:
-                    if piece.error is not None:
-                        raise PagodaError(f"the answer failed: {piece.error}")
-                    terminal.write_answer(piece.text)
-                    parts.append(piece.text)
-                if interrupted():
-                    break
+        with terminal.interrupts() as interrupted:
+            with closing(self._stream(text, question)) as stream:
+                for last in stream:
+                    for piece in last.outputs:
+                        if piece.error is not None:
+                            raise PagodaError(f"the answer failed: {piece.error}")
+                        terminal.write_answer(piece.text)
+                        parts.append(piece.text)
+                    if interrupted():
+                        break
             stopped = interrupted()
-        answer = "".join(parts)
-        if not answer.endswith("\n"):
-            terminal.write_answer("\n")
-        if not self.is_raw:
-            self.turns += [question, {"role": "assistant", "content": answer}]
-        if last is not None:
-            terminal.tell(closing_line(last, self.llm.engine.scheduler.kv.spec, stopped=stopped))
+            answer = "".join(parts)
+            if not answer.endswith("\n"):
+                terminal.write_answer("\n")
+            if not self.is_raw:
+                self.turns += [question, {"role": "assistant", "content": answer}]
+            if last is not None:
+                terminal.tell(closing_line(last, self.llm.engine.scheduler.kv.spec, stopped=stopped))
         return stopped
 
     def _stream(self, text: str, question: Message) -> Generator[RequestOutput, None, None]:
@@ -123,24 +124,23 @@ def closing_line(output: RequestOutput, spec: KVCacheSpec, *, stopped: bool = Fa
 def chat(conversation: Conversation) -> None:
     """Read messages and answer them until the person leaves."""
     terminal.enable_line_editing()
+    terminal.tell("/help lists the commands, Ctrl-D leaves")
     while True:
         try:
             text = terminal.read_message()
+            if text.startswith("/"):
+                if _obey(conversation, text) == "exit":
+                    return
+            elif text.strip():
+                conversation.ask(text)
         except EOFError:
             print(file=sys.stderr)
             return
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # not during an answer, see `terminal.interrupts`
             print(file=sys.stderr)
-            terminal.tell("/exit or Ctrl-D leaves")
-            continue
-        if text.startswith("/"):
-            if _obey(conversation, text) == "exit":
-                return
-        elif text.strip():
-            try:
-                conversation.ask(text)
-            except PagodaError as error:
-                terminal.print_error(error)
+            terminal.tell("Ctrl-D or /exit leaves")
+        except PagodaError as error:
+            terminal.print_error(error)
 
 
 def _obey(conversation: Conversation, line: str) -> str | None:

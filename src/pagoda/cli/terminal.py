@@ -112,7 +112,7 @@ def enable_line_editing() -> None:
 def interrupts() -> Iterator[Callable[[], bool]]:
     """Turn Ctrl-C into a flag, so that it cannot cut a step in two; yields a function that reads it.
 
-    A second Ctrl-C is a KeyboardInterrupt as usual, should a step take too long.
+    A second Ctrl-C ends the program, should a step take too long.
     """
     num_seen = 0
 
@@ -120,7 +120,7 @@ def interrupts() -> Iterator[Callable[[], bool]]:
         nonlocal num_seen
         num_seen += 1
         if num_seen > 1:
-            raise KeyboardInterrupt
+            raise SystemExit(130)
 
     previous = signal.signal(signal.SIGINT, handle)
     try:
