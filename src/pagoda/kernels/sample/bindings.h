@@ -78,7 +78,7 @@ inline SampleArgs read_sample_args(const LogitsArray& logits, const nb::handle* 
   const size_t num_rows = logits.shape(0);
   if (logits.shape(1) < 1 || logits.shape(1) > static_cast<size_t>(MAX_SAMPLE_VOCAB))
     refuse("logits have " + std::to_string(logits.shape(1)) + " columns; 1 to " + std::to_string(MAX_SAMPLE_VOCAB) + " are possible");
-  if (logits.stride(1) != 1 && logits.shape(1) > 1) refuse("rows of logits are not contiguous");
+  if (num_rows > 0 && logits.shape(1) > 1 && logits.stride(1) != 1) refuse("rows of logits are not contiguous");
   SampleArgs a{};
   a.logits = logits.data();
   a.logits_stride = static_cast<size_t>(logits.stride(0));

@@ -94,9 +94,7 @@ PAGODA_INLINE int64_t weigh(double x) {
   constexpr double INTEGER = 6755399441055744.0, FRACTION = 256.0;
   const double shifted = x * 1.4426950408889634 + INTEGER, n = shifted - INTEGER;
   const double f = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
-  double p = 1.0 / 362880;
-  p = p * f + 1.0 / 40320;
-  p = p * f + 1.0 / 5040;
+  double p = 1.0 / 5040;
   p = p * f + 1.0 / 720;
   p = p * f + 1.0 / 120;
   p = p * f + 1.0 / 24;
