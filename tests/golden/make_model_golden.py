@@ -1,20 +1,27 @@
 """Answers of Hugging Face transformers for tests/models, computed in float32 on a CPU.
 
-    python tests/golden/make_model_golden.py [--check] [--real] [--models DIR]
+    python tests/golden/make_model_golden.py [--check] [NAME ...]
 
-Writes tests/golden/models/*.npz; with --check compares them with what is there and fails when they differ.
-Needs torch, transformers and gguf (extra `golden`). Weights are mapped to transformers by hand, so these
-answers share no code with pagoda beyond the shapes and seeds in tests/models/tiny_checkpoints.py.
+Writes tests/golden/models/NAME.npz, all of them without NAME; with --check compares them with what is there
+and fails when they differ. Needs torch, transformers and gguf (extra `golden`) and the files of the real
+models. Weights are mapped to transformers by hand, so these answers share no code with pagoda beyond the
+shapes and seeds in tests/models/tiny_checkpoints.py.
+
+A tiny model's file holds `token_ids` and `logits` [tokens, vocab]. A real model's file holds
+`text_token_ids` and `text_nll` (english_text.txt; entry i is -log p of token i + 1), `prompt_<n>`, and
+`greedy_ids` and `greedy_gaps` [prompts, new tokens] (how far the best logit led the second).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 import transformers
@@ -27,6 +34,22 @@ from tests.models.tiny_checkpoints import TINY_MODELS, TinyModel, token_ids, wei
 
 GOLDEN = Path(__file__).parent / "models"
 NUM_TINY_TOKENS = 72
+NUM_TEXT_TOKENS = 1500
+NUM_GREEDY_TOKENS = 64
+
+REAL_MODELS = {
+    "smollm2-135m": "smollm2-135m-instruct-q4_1.gguf",
+    "qwen2.5-0.5b": "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+}
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+PROMPTS = (
+    "The capital of France is",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9,",
+    "def fibonacci(n):\n",
+    CHAT.format("What is the capital of France?"),
+    CHAT.format("Write a Python function that says whether a number is prime."),
+)
+NUM_LONG_PROMPT_TOKENS = 400  # one more prompt: the start of the text
 
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -90,6 +113,87 @@ def tiny_golden(model: TinyModel) -> dict[str, NDArray[Any]]:
     return {"token_ids": np.asarray(ids, np.int32), "logits": logits}
 
 
+def real_golden(file: str) -> dict[str, NDArray[Any]]:
+    reader = gguf.GGUFReader(models_folder() / file)
+    model = load_real_model(reader)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models_folder(), gguf_file=file)
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    text = encode((Path(__file__).parent / "english_text.txt").read_text())[:NUM_TEXT_TOKENS]
+    assert len(text) == NUM_TEXT_TOKENS, "the text is too short for this tokenizer"
+    prompts = [*map(encode, PROMPTS), text[:NUM_LONG_PROMPT_TOKENS]]
+    answers = [greedy_answer(model, prompt) for prompt in prompts]
+    arrays: dict[str, NDArray[Any]] = {
+        "text_token_ids": np.asarray(text, np.int32),
+        "text_nll": text_nll(model, text),
+        "greedy_ids": np.asarray([ids for ids, _ in answers], np.int32),
+        "greedy_gaps": np.asarray([gaps for _, gaps in answers], np.float32),
+    }
+    return arrays | {f"prompt_{i}": np.asarray(p, np.int32) for i, p in enumerate(prompts)}
+
+
+def models_folder() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("PAGODA_TEST_MODELS") or cache / "pagoda-test-models")
+
+
+def load_real_model(reader: gguf.GGUFReader) -> transformers.PreTrainedModel:
+    """The dequantised weights of a llama or qwen2 file in transformers, float32."""
+    architecture = reader.fields["general.architecture"].contents()
+
+    def get(key: str) -> Any:
+        return reader.fields[f"{architecture}.{key}"].contents()
+
+    tensors = {t.name: gguf.dequantize(t.data, t.tensor_type) for t in reader.tensors}
+    num_heads, num_kv_heads = get("attention.head_count"), get("attention.head_count_kv")
+    if architecture == "llama":
+        for name, array in tensors.items():
+            if "attn_q" in name or "attn_k" in name:
+                tensors[name] = undo_row_order(array, num_heads if "attn_q" in name else num_kv_heads)
+    vocab_size, hidden_size = tensors["token_embd.weight"].shape
+    config = {
+        "hidden_size": hidden_size,
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": get("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": get("context_length"),
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "rope_parameters": {"rope_type": "default", "rope_theta": get("rope.freq_base")},
+    }
+    return build_model({"llama": "Llama", "qwen2": "Qwen2"}[architecture], config, tensors)
+
+
+def undo_row_order(array: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+    """llama's GGUF files interleave the two halves of each head's rows; put them one after the other."""
+    return array.reshape(num_heads, -1, 2, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+
+
+def text_nll(model: transformers.PreTrainedModel, ids: list[int]) -> NDArray[np.float32]:
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids[:-1]])).logits[0]
+        return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none").numpy()
+
+
+def greedy_answer(model: transformers.PreTrainedModel, prompt: list[int]) -> tuple[list[int], list[float]]:
+    """The most likely next tokens, and how far each led the second best."""
+    ids: list[int] = []
+    gaps: list[float] = []
+    inputs, cache = prompt, None
+    with torch.inference_mode():
+        for _ in range(NUM_GREEDY_TOKENS):
+            out = model(torch.tensor([inputs]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            best, second = torch.topk(out.logits[0, -1], 2).values.tolist()
+            ids.append(int(out.logits[0, -1].argmax()))
+            gaps.append(best - second)
+            inputs, cache = ids[-1:], out.past_key_values
+    return ids, gaps
+
+
 def write_or_check(name: str, arrays: Mapping[str, NDArray[Any]], *, check: bool) -> bool:
     """Write `name`.npz, or say whether it already holds these arrays (integers exactly, floats to 2e-4)."""
     path = GOLDEN / f"{name}.npz"
@@ -114,11 +218,13 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="compare with the stored files instead of writing"
     )
+    parser.add_argument("names", nargs="*", metavar="NAME", default=[*TINY_MODELS, *REAL_MODELS])
     args = parser.parse_args()
     GOLDEN.mkdir(exist_ok=True)
     ok = True
-    for name, model in TINY_MODELS.items():
-        ok &= write_or_check(name, tiny_golden(model), check=args.check)
+    for name in args.names:
+        golden = real_golden(REAL_MODELS[name]) if name in REAL_MODELS else tiny_golden(TINY_MODELS[name])
+        ok &= write_or_check(name, golden, check=args.check)
     return 0 if ok else 1
 
 

@@ -40,3 +40,27 @@ def greedy_matches_until_gap(
     """
     close = next((i for i, gap in enumerate(gaps) if gap < min_gap), len(golden_ids))
     return list(ids[:close]) == list(golden_ids[:close])
+
+
+def disagreements(
+    paged: PagedModel,
+    prompt: Sequence[int],
+    golden_ids: Sequence[int],
+    gaps: Sequence[float],
+    min_gap: float = 0.3,
+    chunk: int | None = None,
+) -> list[int]:
+    """Places in a golden answer where this model, given the golden tokens before, prefers another token.
+
+    Unlike `greedy_matches_until_gap` it judges every token whose gap is `min_gap` or more, also those
+    after a close call.
+    """
+    tokens = [*prompt, *golden_ids[:-1]]
+    sequence = paged.start()
+    choices: list[int] = []
+    for start in range(0, len(tokens), chunk or len(tokens)):
+        (logits,) = paged.step([Chunk(sequence, tokens[start : start + (chunk or len(tokens))])])
+        choices.extend(logits.argmax(axis=1).tolist())
+    paged.finish(sequence)
+    answers = choices[len(prompt) - 1 :]
+    return [i for i, gap in enumerate(gaps) if gap >= min_gap and answers[i] != golden_ids[i]]
