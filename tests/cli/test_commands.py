@@ -14,9 +14,9 @@ import pagoda
 from pagoda import cli, machine
 from pagoda.cli import main
 from pagoda.errors import PagodaError
+from pagoda.weights.cache import models_folder
 from pagoda.weights.catalog import CATALOG
 from pagoda.weights.checkpoint import load_checkpoint
-from pagoda.weights.download import models_folder
 
 COMMANDS = ("run", "pull", "info")
 

@@ -165,6 +165,19 @@ def test_what_does_not_fit_is_refused_with_numbers(
     assert captured.out == ""
 
 
+def test_a_step_that_fails_is_one_line(
+    tiny_model: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ArithmeticError("kernel trouble")
+
+    monkeypatch.setattr("pagoda.runtime.model_runner.ModelRunner.execute", fail)
+    assert run(tiny_model, "-p", "Hello") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pagoda: error: ")
+    assert "kernel trouble" in line
+
+
 def test_nothing_is_written_to_disk(tiny_model: Path, surroundings: Path) -> None:
     assert run(tiny_model, "-p", "Hello") == 0
     assert files_under(surroundings) == []

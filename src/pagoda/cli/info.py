@@ -38,7 +38,7 @@ def _machine_rows() -> Iterator[tuple[str, str]]:
     import platform
 
     from pagoda import __version__, machine
-    from pagoda.weights.download import cache_folder
+    from pagoda.weights.cache import cache_folder
 
     quota = machine.cpu_quota()
     seen = f"{len(machine.affinity())} by affinity, {machine.num_physical_cores()} physical"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     terminal.accept_any_text()
+    _keep_log_from_terminal()
     params = _sampling_params(arguments)
     prompt = _piped_prompt() if arguments.prompt is None else arguments.prompt
 
@@ -135,6 +137,14 @@ def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
     except RequestError as error:
         arguments.usage_error(error.message)
         raise
+
+
+def _keep_log_from_terminal() -> None:
+    """What fails is told in one line anyway; `PAGODA_DEBUG=1` leaves the tracebacks of the log in."""
+    import logging
+
+    if os.environ.get("PAGODA_DEBUG") != "1":
+        logging.getLogger("pagoda").addHandler(logging.NullHandler())
 
 
 def _piped_prompt() -> str | None:

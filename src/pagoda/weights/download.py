@@ -36,18 +36,6 @@ class RemoteFile:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def cache_folder() -> Path:
-    """$PAGODA_CACHE, else $XDG_CACHE_HOME/pagoda, else ~/.cache/pagoda. Nothing is written elsewhere."""
-    if own := os.environ.get("PAGODA_CACHE"):
-        return Path(own).expanduser().absolute()
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(shared) if Path(shared).is_absolute() else Path.home() / ".cache") / "pagoda"
-
-
-def models_folder() -> Path:
-    return cache_folder() / "models"
-
-
 class PartialFile:
     """`<target>.partial` while it grows: hashed as it is written, and renamed once it is right.
 
@@ -67,7 +55,7 @@ class PartialFile:
         self._file: IO[bytes]
 
     def __enter__(self) -> PartialFile:
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             self.target.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b")
             self._file.seek(0)
@@ -85,13 +73,13 @@ class PartialFile:
             self._file.close()
 
     def restart(self) -> None:
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             self._file.truncate(0)
         self._digest = hashlib.sha256()
         self.num_bytes = 0
 
     def write(self, chunk: bytes) -> None:
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             self._file.write(chunk)
         self._digest.update(chunk)
         self.num_bytes += len(chunk)
@@ -114,7 +102,7 @@ class PartialFile:
             self.restart()
             self.path.unlink(missing_ok=True)
             raise PagodaError(f"{self.target.name}: SHA-256 is {digest}, expected {self.sha256}")
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
             self.path.replace(self.target)
@@ -182,10 +170,10 @@ def exclusive(target: Path, *, waiting: Callable[[], None] = lambda: None) -> It
 
     path = target.with_name(target.name + ".lock")
     told = False
-    with _disk_errors(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        with _disk_errors(path):
+        with disk_errors(path):
             lock = path.open("ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -296,7 +284,8 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
+    """Errors of the operating system, as one of ours that names the file or folder."""
     try:
         yield
     except OSError as error:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.errors import ModelNotFoundError, PagodaError, UnsupportedError
-from pagoda.weights.download import RemoteFile, download, exclusive, models_folder
+from pagoda.weights.cache import models_folder
+from pagoda.weights.download import RemoteFile, download, exclusive
 from pagoda.weights.progress import format_bytes, note, show_progress
 
 # Quantisations that can be read, the best trade of size and quality first.
@@ -21,7 +22,6 @@ QUANTS = (
     *("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0"),
     *("Q4_1", "Q4_0", "Q5_1", "Q5_0", "BF16", "F16", "F32"),
 )
-_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:.+)?", re.ASCII)
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _QUANT = re.compile(r"(?:^|[-._/])((?:i?q\d\w*|bf16|f16|fp16|f32|mxfp4))(?=[-./]|$)", re.IGNORECASE)
 
@@ -34,10 +34,6 @@ def require_online() -> None:
     """Raises: PagodaError: the user asked for no network by HF_HUB_OFFLINE."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise PagodaError("HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE to allow the network")
-
-
-def is_hub_name(name: str) -> bool:
-    return _HUB_NAME.fullmatch(name) is not None
 
 
 def resolve_hub_model(name: str, *, progress: bool) -> Path:
