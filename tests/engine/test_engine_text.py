@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagoda.engine.output import OutputKind
@@ -101,6 +101,7 @@ def test_bytes_that_never_become_a_character_are_flushed() -> None:
     assert answer([0xF0, 0x9F])[0] == "\ufffd"
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     script=st.lists(st.sampled_from([token(p) for p in PIECES] + list("aé".encode())), max_size=12),
     stop=st.lists(st.sampled_from(["GHI", "IG", "J", "XX", "EFG", "é", "?", "DEFX", "plea"]), max_size=3),
