@@ -27,9 +27,11 @@ def fetch_entry(entry: CatalogEntry, target: Path, *, progress: bool) -> None:
     Raises:
         PagodaError: none did; the message has the reason of each.
     """
-    with exclusive(
-        target, waiting=lambda: note(f"waiting for another pull of {entry.name}", enabled=progress)
-    ):
+
+    def say(message: str) -> None:
+        note(message, enabled=progress)
+
+    with exclusive(target, waiting=lambda: say(f"waiting for another pull of {entry.name}")):
         if entry.is_complete(target):
             return
         reasons: list[str] = []
