@@ -151,7 +151,8 @@ def _piped_prompt() -> str | None:
     """The prompt on standard input; None in a terminal, where there is a chat."""
     if sys.stdin is not None and sys.stdin.isatty():
         return None
-    text = "" if sys.stdin is None else sys.stdin.read().strip()
-    if not text:
+    text = "" if sys.stdin is None else sys.stdin.read()
+    if not text.strip():
         terminal.tell(f"no terminal and no prompt, so this is asked: {DEFAULT_PROMPT}")
-    return text or DEFAULT_PROMPT
+        return DEFAULT_PROMPT
+    return text.removesuffix("\n")

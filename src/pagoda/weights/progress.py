@@ -56,12 +56,14 @@ def _bar(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
 
 def _lines(label: str, total_bytes: int) -> Callable[[int], None]:
     next_line_s = 0.0
+    last_share = -1
 
     def report(num_bytes: int) -> None:
-        nonlocal next_line_s
-        if time.monotonic() >= next_line_s:
+        nonlocal next_line_s, last_share
+        share = 100 * num_bytes // max(1, total_bytes)
+        if share != last_share and time.monotonic() >= next_line_s:
             next_line_s = time.monotonic() + LINE_INTERVAL_S
-            share = 100 * num_bytes // max(1, total_bytes)
+            last_share = share
             note(f"{label}: {share} % of {format_bytes(total_bytes)}", enabled=True)
 
     return report
