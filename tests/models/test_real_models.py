@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from tests.real_models import QWEN2_5_CODER, SMOLLM2, real_model
 pytestmark = pytest.mark.real_model
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
-NUM_FAST_TOKENS = 256
+NUM_FAST_TOKENS = 160
 
 
 class RealModel(NamedTuple):
@@ -29,10 +28,12 @@ class RealModel(NamedTuple):
     golden: Mapping[str, NDArray[Any]]
 
 
-@pytest.fixture(scope="module", params=[(SMOLLM2, "smollm2-135m"), (QWEN2_5_CODER, "qwen2.5-0.5b")])
+FILES = {"smollm2-135m": SMOLLM2, "qwen2.5-0.5b": QWEN2_5_CODER}
+
+
+@pytest.fixture(scope="module", params=FILES)
 def real(request: pytest.FixtureRequest) -> Iterator[RealModel]:
-    file, golden_name = request.param
-    with load_checkpoint(real_model(file)) as checkpoint:
+    with load_checkpoint(real_model(FILES[request.param])) as checkpoint:
         paged = PagedModel.compile(
             ReferenceBackend(),
             build_program(checkpoint.config),
@@ -40,13 +41,15 @@ def real(request: pytest.FixtureRequest) -> Iterator[RealModel]:
             num_tokens=1500,
             kv_dtype="f32",
         )
-    with np.load(GOLDEN / f"{golden_name}.npz") as stored:
+    with np.load(GOLDEN / f"{request.param}.npz") as stored:
         yield RealModel(paged, {key: stored[key] for key in stored.files})
     paged.model.close()
 
 
-def prompts(golden: Mapping[str, NDArray[Any]]) -> list[list[int]]:
-    return [golden[f"prompt_{i}"].tolist() for i in range(len(golden["greedy_ids"]))]
+def answers(golden: Mapping[str, NDArray[Any]]) -> list[tuple[list[int], list[int], list[float]]]:
+    """Prompt, golden answer and its gaps, prompt after prompt; the last prompt is long."""
+    ids, gaps = golden["greedy_ids"].tolist(), golden["greedy_gaps"].tolist()
+    return [(golden[f"prompt_{i}"].tolist(), ids[i], gaps[i]) for i in range(len(ids))]
 
 
 def test_text_is_as_likely_as_for_transformers(real: RealModel) -> None:
@@ -54,7 +57,8 @@ def test_text_is_as_likely_as_for_transformers(real: RealModel) -> None:
 
 
 @pytest.mark.slow
-def test_long_text_is_as_likely_as_for_transformers(real: RealModel) -> None:
+@pytest.mark.timeout(600)
+def test_whole_text_is_as_likely_as_for_transformers(real: RealModel) -> None:
     check_text(real, len(real.golden["text_token_ids"]))
 
 
@@ -65,28 +69,35 @@ def check_text(real: RealModel, num_tokens: int) -> None:
     golden = real.golden["text_nll"][: num_tokens - 1]
     assert abs(nll.mean() - golden.mean()) < 1e-3
     np.testing.assert_allclose(nll, golden, rtol=0, atol=1e-2)
-    assert nll.mean() < 4.0 < math.log(real.paged.model.program.config.vocab_size) - 0.5  # type: ignore[attr-defined]
+    assert nll.mean() < 4.5  # guessing blindly costs the log of the vocabulary, 10.8 or more
 
 
-def test_every_greedy_choice_is_that_of_transformers(real: RealModel) -> None:
+def test_greedy_choices_are_those_of_transformers(real: RealModel) -> None:
     """Given the same tokens before, wherever transformers' own choice was not within rounding."""
-    short = [i for i, prompt in enumerate(prompts(real.golden)) if len(prompt) < 100]
-    for i in short:
-        ids, gaps = real.golden["greedy_ids"][i].tolist(), real.golden["greedy_gaps"][i].tolist()
-        assert disagreements(real.paged, prompts(real.golden)[i], ids, gaps, min_gap=0.01) == []
-
-
-def test_greedy_text_is_that_of_transformers(real: RealModel) -> None:
-    """Prefill in chunks, then decode one token at a time with all prompts in one batch."""
-    num_new_tokens = 12
-    answers = greedy(real.paged, prompts(real.golden)[:5], num_new_tokens, chunk=10)
-    golden_ids = real.golden["greedy_ids"][:5, :num_new_tokens].tolist()
-    golden_gaps = real.golden["greedy_gaps"][:5, :num_new_tokens].tolist()
-    for ids, expected, gaps in zip(answers, golden_ids, golden_gaps, strict=True):
-        assert greedy_matches_until_gap(ids, expected, gaps, min_gap=0.01)
+    for prompt, ids, gaps in (answers(real.golden)[i] for i in (0, 3)):
+        assert disagreements(real.paged, prompt, ids[:24], gaps[:24], min_gap=0.01) == []
 
 
 @pytest.mark.slow
-def test_greedy_choices_after_a_long_prompt(real: RealModel) -> None:
-    ids, gaps = real.golden["greedy_ids"][-1].tolist(), real.golden["greedy_gaps"][-1].tolist()
-    assert disagreements(real.paged, prompts(real.golden)[-1], ids, gaps, min_gap=0.01, chunk=64) == []
+@pytest.mark.timeout(600)
+def test_greedy_choices_after_every_prompt(real: RealModel) -> None:
+    for prompt, ids, gaps in answers(real.golden):
+        assert disagreements(real.paged, prompt, ids, gaps, min_gap=0.01, chunk=64) == []
+
+
+def test_greedy_text_is_that_of_transformers(real: RealModel) -> None:
+    check_greedy_text(real, num_new_tokens=6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_long_greedy_text_is_that_of_transformers(real: RealModel) -> None:
+    check_greedy_text(real, num_new_tokens=64)
+
+
+def check_greedy_text(real: RealModel, num_new_tokens: int) -> None:
+    """Prefill in chunks, then decode one token at a time with all prompts in one batch."""
+    short = answers(real.golden)[:5]
+    texts = greedy(real.paged, [prompt for prompt, _, _ in short], num_new_tokens, chunk=10)
+    for text, (_, ids, gaps) in zip(texts, short, strict=True):
+        assert greedy_matches_until_gap(text, ids[:num_new_tokens], gaps[:num_new_tokens], min_gap=0.01)
