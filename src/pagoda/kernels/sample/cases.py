@@ -1,17 +1,20 @@
-"""Sizes at which the sampler is tested and measured."""
+"""Sizes of the sampler that matter, what each costs, and how far native log-probabilities may be off."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagoda.runtime.forward_batch import Float32Array, SamplingBatch
 
-# Token ids are exact; log-probabilities differ by the rounding of one logarithm.
-LOGPROB_TOLERANCE = 1e-6
+
+class SampleInputs(NamedTuple):
+    logits: Float32Array
+    batch: SamplingBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +31,20 @@ class SampleCase:
     min_p: float = 0.0
     num_history: int = 0
     num_logprobs: int = -1
+    tolerance: float = 1e-6  # of log-probabilities: the rounding of one logarithm; token ids are exact
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """Bytes that have to be read: each logit once."""
         return self.num_rows * self.vocab_size * 4
 
     @property
-    def flops(self) -> int:
+    def num_flops(self) -> int:
         """One comparison a logit, and about 25 operations for each weight that the filters need."""
         needs_all_weights = (self.temperature > 0 and self.top_k == 0) or self.num_logprobs >= 0
         return self.num_rows * self.vocab_size * (26 if needs_all_weights else 1)
 
-    def make(self, seed: int = 0) -> tuple[Float32Array, SamplingBatch]:
+    def make_inputs(self, seed: int = 0) -> SampleInputs:
         """Logits float32 [num_rows, vocab_size] and their batch."""
         rng = np.random.default_rng(seed)
         logits = rng.normal(0.0, 2.5, (self.num_rows, self.vocab_size)).astype(np.float32)
@@ -62,10 +66,10 @@ class SampleCase:
             history=[{int(t): 1 for t in row} for row in history],
             num_logprobs=self.num_logprobs,
         )
-        return logits, batch
+        return SampleInputs(logits, batch)
 
 
-CASES = (
+CASES: tuple[SampleCase, ...] = (
     SampleCase("greedy-49k", 49152),
     SampleCase("greedy-262k", 262144),
     SampleCase("greedy-262k-penalties", 262144, num_history=1000),
