@@ -1,0 +1,217 @@
+"""Results do not depend on company: the engine over real models of random weights, on each backend.
+
+Tokens, greedy and seeded, must be the same alone or batched, chunked or whole, cached or cold, preempted
+or not (design principle 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pagoda.config import CacheConfig, SchedulerConfig
+from pagoda.core.invariants import check_state
+from pagoda.core.scheduler import Scheduler
+from pagoda.engine.engine import Engine
+from pagoda.engine.load import make_backend
+from pagoda.engine.output import RequestOutput
+from pagoda.models import build_program
+from pagoda.runtime.model_runner import ModelRunner
+from pagoda.sampling_params import SamplingParams
+from tests.engine.engines import Requests, run
+from tests.models.tiny_checkpoints import TINY_MODELS, ArrayWeights, model_config, weights
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 64
+MODELS = ["llama-window", "qwen2-untied"]
+BACKENDS = ["reference"]
+
+
+@cache
+def model_runner(backend: str, name: str) -> ModelRunner:
+    model = TINY_MODELS[name]
+    config = model_config(model)
+    spec = config.kv_cache_spec(block_size=BLOCK_SIZE)
+    num_blocks = (NUM_BLOCKS,) * len(spec.groups)
+    compiled = make_backend(backend).compile(
+        build_program(config), ArrayWeights.of(weights(model)), spec, num_blocks
+    )
+    return ModelRunner(compiled, spec, num_blocks, check_batches=True)
+
+
+def make_engine(
+    runner: ModelRunner, *, num_blocks: int = NUM_BLOCKS, caching: bool = True, **limits: int
+) -> Engine:
+    """A cold engine over a runner whose KV cache may hold anything."""
+    limits = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "max_model_len": 256} | limits
+    config = SchedulerConfig(**limits)  # type: ignore[arg-type]
+    scheduler = Scheduler(
+        config,
+        runner._spec,
+        (num_blocks,) * len(runner.num_blocks),
+        cache=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=caching),
+    )
+    vocab_size = 61
+    return Engine(runner, scheduler, vocab_size=vocab_size, max_model_len=config.max_model_len)
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [(number * 17 + i * i * 7 + i) % 61 for i in range(length)]
+
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=20, logprobs=2),
+    "seeded": SamplingParams(temperature=1.2, seed=11, top_p=0.95, max_tokens=20, logprobs=0),
+    "penalties": SamplingParams(
+        temperature=0, repetition_penalty=1.3, frequency_penalty=0.8, presence_penalty=0.3, max_tokens=20
+    ),
+    "min-tokens": SamplingParams(
+        temperature=0.8, seed=5, stop_token_ids=tuple(range(12)), min_tokens=9, max_tokens=20
+    ),
+}
+PROMPTS = {
+    "short": prompt(1, 5),
+    "a-block": prompt(2, 16),
+    "long": prompt(3, 53),
+    "long-tail": [*prompt(3, 40), *prompt(4, 9)],
+}
+REQUESTS = {f"{p} {s}": (PROMPTS[p], PARAMS[s]) for p in PROMPTS for s in PARAMS}
+
+
+def tokens(outputs: Mapping[str, RequestOutput]) -> dict[str, list[int]]:
+    assert all(o.outputs[0].error is None for o in outputs.values())
+    return {name: list(o.outputs[0].token_ids) for name, o in outputs.items()}
+
+
+@cache
+def alone(backend: str, name: str) -> dict[str, list[int]]:
+    """Each request on its own, with nothing cached and its prompt computed whole."""
+    runner = model_runner(backend, name)
+    answers = {}
+    for request_id, request in REQUESTS.items():
+        answers |= tokens(run(make_engine(runner, caching=False), {request_id: request}))
+    assert len({tuple(a) for a in answers.values()}) > len(answers) / 2
+    return answers
+
+
+each_model = pytest.mark.parametrize(("backend", "name"), [(b, n) for b in BACKENDS for n in MODELS])
+
+
+@each_model
+def test_batched_equals_alone(backend: str, name: str) -> None:
+    """A28, A29"""
+    engine = make_engine(model_runner(backend, name), caching=False)
+    assert tokens(run(engine, REQUESTS)) == alone(backend, name)
+
+
+@each_model
+@pytest.mark.parametrize("budget", [7, 16, 17, 64])
+def test_chunked_equals_whole(backend: str, name: str, budget: int) -> None:
+    """A19, A20: chunks that start and end inside blocks, beside decodes."""
+    engine = make_engine(model_runner(backend, name), caching=False, max_num_batched_tokens=budget)
+    assert tokens(run(engine, REQUESTS)) == alone(backend, name)
+
+
+@each_model
+def test_cached_equals_cold(backend: str, name: str) -> None:
+    """A15, A16, A45: a prompt that is cached in part or wholly, also with penalties over it."""
+    engine = make_engine(model_runner(backend, name))
+    for request_id, request in REQUESTS.items():
+        output = run(engine, {request_id: request})[request_id]
+        assert output.outputs[0].token_ids == alone(backend, name)[request_id]
+    outputs = run(engine, REQUESTS)
+    assert tokens(outputs) == alone(backend, name)
+    for request_id, output in outputs.items():
+        assert output.num_cached_tokens == len(REQUESTS[request_id][0]) - 1
+
+
+@each_model
+@pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 48, 49])
+def test_a_second_run_and_other_tails_equal_cold_runs(backend: str, name: str, length: int) -> None:
+    """A15, A16: around block borders, and after copying part of a block (A09)."""
+    params = SamplingParams(temperature=0, max_tokens=6)
+    prompts = [prompt(7, length), prompt(7, length), *([*prompt(7, length), t] for t in range(3))]
+    warm = make_engine(model_runner(backend, name))
+    for number, ids in enumerate(prompts):
+        cold = run(make_engine(model_runner(backend, name)), {"x": (ids, params)})["x"]
+        again = run(warm, {"x": (ids, params)})["x"]
+        assert again.outputs[0].token_ids == cold.outputs[0].token_ids
+        assert cold.num_cached_tokens == 0
+        assert number == 0 or again.num_cached_tokens == min(length, len(ids) - 1)
+
+
+@each_model
+@pytest.mark.parametrize("caching", [False, True])
+def test_preempted_equals_undisturbed(backend: str, name: str, caching: bool) -> None:
+    """A24, A26: no doubled or missing token, and penalties, `min_tokens` and stops know the output still."""
+    engine = make_engine(
+        model_runner(backend, name), num_blocks=10, caching=caching, max_num_batched_tokens=64
+    )
+    outputs = run(engine, REQUESTS)
+    assert sum(o.metrics.num_preemptions for o in outputs.values()) > 0
+    assert tokens(outputs) == alone(backend, name)
+    for request_id, output in outputs.items():
+        assert output.metrics.num_prompt_tokens == len(REQUESTS[request_id][0])
+        assert output.metrics.num_output_tokens == len(alone(backend, name)[request_id])
+
+
+@each_model
+def test_two_that_start_alike_do_not_disturb_each_other(backend: str, name: str) -> None:
+    """A09: B arrives with A's prompt while A decodes in the block that holds the prompt's end."""
+    runner = model_runner(backend, name)
+    shared = prompt(9, 24)
+    requests = {str(s): (shared, SamplingParams(temperature=1.5, seed=s, max_tokens=20)) for s in range(3)}
+    expected: dict[str, list[int]] = {}
+    for request_id, request in requests.items():
+        expected |= tokens(run(make_engine(runner, caching=False), {request_id: request}))
+    assert len({tuple(t) for t in expected.values()}) == 3
+    engine = make_engine(runner)
+    outputs = []
+    for request_id, (ids, params) in requests.items():
+        engine.add_request(request_id, ids, params)
+        for _ in range(3):
+            outputs += engine.step()
+            check_state(engine.scheduler)
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert tokens({o.request_id: o for o in outputs}) == expected
+
+
+@each_model
+def test_choices_equal_requests_with_their_seeds(backend: str, name: str) -> None:
+    """B33: choice 0 of n is the request itself; order and company of the others do not matter."""
+    runner = model_runner(backend, name)
+
+    def choices(n: int, **options: Any) -> list[Sequence[int]]:
+        params = SamplingParams(n=n, temperature=1.0, seed=99, max_tokens=12)
+        output = run(make_engine(runner, **options), {"x": (prompt(5, 20), params)})["x"]
+        return [c.token_ids for c in output.outputs]
+
+    four = choices(4)
+    assert choices(1) == four[:1]
+    assert choices(2, caching=False, max_num_batched_tokens=9) == four[:2]
+    assert choices(4, num_blocks=4) == four
+
+
+@each_model
+def test_prompt_logprobs_are_those_of_sampling(backend: str, name: str) -> None:
+    """B21: what the model answers greedily has, as a prompt, the log-probabilities it was answered with."""
+    runner = model_runner(backend, name)
+    params = SamplingParams(temperature=0, max_tokens=20, logprobs=3)
+    requests: Requests = {"x": (PROMPTS["long"], params)}
+    choice = run(make_engine(runner), requests)["x"].outputs[0]
+    whole = [*PROMPTS["long"], *choice.token_ids]
+    params = SamplingParams(max_tokens=0, prompt_logprobs=3)
+    for budget in (512, 13):
+        scored = run(make_engine(runner, max_num_batched_tokens=budget), {"x": (whole, params)})["x"]
+        assert scored.prompt_logprobs is not None and choice.logprobs is not None
+        for expected, found in zip(
+            choice.logprobs, scored.prompt_logprobs[len(PROMPTS["long"]) :], strict=True
+        ):
+            assert found is not None and list(found) == list(expected)
+            for token_id, entry in expected.items():
+                assert found[token_id].logprob == pytest.approx(entry.logprob, abs=1e-4)
+                assert found[token_id].rank == entry.rank
