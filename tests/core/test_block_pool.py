@@ -86,7 +86,7 @@ class PoolAndOracle(RuleBasedStateMachine):
 
 
 TestPoolAndOracle = PoolAndOracle.TestCase
-TestPoolAndOracle.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolAndOracle.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 def test_a_second_release_is_a_bug_and_says_so() -> None:

@@ -23,8 +23,10 @@ def test_equal_hashes_of_different_tokens_are_no_hit(monkeypatch: pytest.MonkeyP
     h.generate("a", [1, 2, 3, 4, 5, 6, 7, 8, 9], max_tokens=8)
     b = h.generate("b", [11, 12, 13, 14, 15, 16, 17, 18, 19], max_tokens=8)
     assert b.num_cached_tokens == 0
-    c = h.generate("c", [5, 6, 7, 8, 9], max_tokens=8)  # a block that is cached, after another parent
-    assert c.num_cached_tokens == 0
+    c = h.generate("c", [1, 2, 3, 4, 1, 2, 3, 4, 5], max_tokens=8)  # a cached block after another parent
+    assert c.num_cached_tokens == 4
+    d = h.generate("d", [1, 2, 3, 4, 5], max_tokens=8, cache_salt="another")
+    assert d.num_cached_tokens == 0
     for request_id in h.requests:
         h.check_answer(request_id)
 

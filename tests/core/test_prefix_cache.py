@@ -204,21 +204,27 @@ def test_resuming_after_preemption_hits_what_it_had() -> None:
 
 def test_blocks_of_a_failed_request_are_forgotten() -> None:
     """What a request without finite logits has computed may not reach anybody else."""
-    h = Harness()
-    h.generate("before", A[:4], max_tokens=1)
+    h = Harness(max_num_batched_tokens=4)
+    h.generate("before", A[:5], max_tokens=1)
     h.model.failing = {"a"}
-    h.generate("a", A, max_tokens=4)
+    h.generate("a", A * 3, max_tokens=4)
     h.model.failing = set()
-    assert h.generate("b", A, max_tokens=4).num_cached_tokens == 4  # of the request before
+    assert h.generate("b", A * 3, max_tokens=4).num_cached_tokens == 5  # of the request before
     h.check_answer("b")
 
 
 def test_a_block_that_was_to_be_copied_and_never_was_is_no_hit() -> None:
-    """The request is aborted in flight, and the step that would have made its copy is lost."""
+    """The copy's source is forgotten and its request aborted in flight, and the step itself is lost."""
     h = Harness()
     h.generate("a", A[:7], max_tokens=1)
     h.add("b", [*A[:6], 40, 41], max_tokens=4)
-    h.step(in_flight=lambda: h.end("b", FinishReason.ABORT), fail=True)
+
+    def reset_and_abort() -> None:
+        h.kv.reset_prefix_cache()
+        h.end("b", FinishReason.ABORT)
+
+    step = h.step(in_flight=reset_and_abort, fail=True)
+    assert step is not None and step.block_copies
     h.generate("c", [*A[:6], 40, 42], max_tokens=4)
     h.check_answer("c")
 

@@ -134,12 +134,12 @@ class PrefixCache:
 
     def add(self, parent: PrefixNode, hash_: bytes, token_bytes: bytes, extra: bytes) -> PrefixNode | None:
         """Find or make a full node; None when its hash already stands for something else."""
+        self._evicted.pop(hash_, None)
         node = self._index.get(hash_)
         if node is not None:
             return node if _is(node, parent, token_bytes, extra) else None
         node = self._insert(PrefixNode(parent, hash_, token_bytes, extra, self._num_groups))
         self._index[hash_] = node
-        self._evicted.pop(hash_, None)
         if parent.parent is None:
             self._first_blocks[node.key] = self._first_blocks.get(node.key, 0) + 1
         return node
