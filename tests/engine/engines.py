@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from pagoda.config import CacheConfig, SchedulerConfig
 from pagoda.core.cost import KVCacheSpec, LayerGroup
 from pagoda.core.invariants import check_state, check_step
@@ -31,21 +33,23 @@ def token(text: str) -> int:
     return 257 + PIECES.index(text)
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Ids 0 to 255 are bytes, then `EOS`, then `PIECES`."""
+def tokenizer_metadata() -> dict[str, object]:
+    """GGUF metadata: ids 0 to 255 are bytes, then `EOS`, then `PIECES`."""
     alphabet = byte_alphabet()
     pieces = ["".join(alphabet[byte] for byte in piece.encode()) for piece in PIECES]
-    return Tokenizer.from_gguf(
-        {
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": "gpt-2",
-            "tokenizer.ggml.tokens": [*alphabet, "<|eos|>", *pieces],
-            "tokenizer.ggml.token_type": [1] * 256 + [3] + [1] * len(pieces),
-            "tokenizer.ggml.merges": [],
-            "tokenizer.ggml.eos_token_id": EOS,
-            "tokenizer.chat_template": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
-        }
-    )
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [*alphabet, "<|eos|>", *pieces],
+        "tokenizer.ggml.token_type": np.array([1] * 256 + [3] + [1] * len(pieces), np.int32),
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.eos_token_id": EOS,
+        "tokenizer.chat_template": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+    }
+
+
+def byte_tokenizer() -> Tokenizer:
+    return Tokenizer.from_gguf(tokenizer_metadata())
 
 
 def scripted_engine(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagoda.core.cost import KVCacheSpec, LayerGroup
@@ -80,6 +80,7 @@ def steps(draw: st.DrawFn) -> tuple[SchedulerOutput, int]:
     return SchedulerOutput(tuple(requests)), block_size
 
 
+@settings(deadline=None)
 @given(steps())
 def test_each_token_gets_the_slot_of_its_position(step_and_block_size: tuple[SchedulerOutput, int]) -> None:
     """A19: chunks that start inside a block and decodes share a step; slots are a bijection."""
@@ -200,6 +201,7 @@ def test_masked_tokens_win_over_a_bias() -> None:
     assert batch.counter.tolist() == [2] and batch.seed.tolist() == [2**64 - 1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-1, 3000), min_size=1, max_size=5), st.data())
 def test_a_row_does_not_depend_on_its_company(top_ks: list[int], data: st.DataObject) -> None:
     rows = [

@@ -172,11 +172,13 @@ class Engine:
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """End requests that nobody waits for any more; their blocks are free when this returns.
 
-        Returns their last outputs, with what they have generated. Ids that are unknown or have ended
-        are left out.
+        Returns the outputs that are theirs still, with what they have generated. Ids that are unknown
+        or whose last output has been handed out are left out.
         """
-        outputs = []
-        for group in [self._groups[r] for r in dict.fromkeys(request_ids) if r in self._groups]:
+        wanted = dict.fromkeys(request_ids)
+        outputs = [output for output in self._undelivered if output.request_id in wanted]
+        self._undelivered = [output for output in self._undelivered if output.request_id not in wanted]
+        for group in [self._groups[r] for r in wanted if r in self._groups]:
             changed = [choice for choice in group.choices if not choice.finished]
             for request in group.requests:
                 self.scheduler.abort(request.request_id)

@@ -15,7 +15,7 @@ from pagoda.config import CacheConfig, KVCacheDtype, SchedulerConfig
 from pagoda.engine.engine import Engine
 from pagoda.engine.load import load_engine
 from pagoda.engine.output import OutputKind, RequestOutput
-from pagoda.errors import RequestError, UnsupportedError
+from pagoda.errors import PagodaError, RequestError, UnsupportedError
 from pagoda.sampling_params import SamplingParams
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -90,12 +90,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer every prompt, as a batch; outputs are in the order of the prompts.
 
-        A prompt is text or a list of token ids. `sampling_params` is one for all or one a prompt. A
-        request that fails on its own (logits that are not finite) has `finish_reason` "error".
-        `use_tqdm` shows progress on stderr.
+        A prompt is text or a list of token ids. `sampling_params` is one for all or one a prompt.
+        `use_tqdm` shows progress on stderr. A choice that failed (its logits are not finite, say) has
+        `finish_reason` "error" and says why in `error`; the others are not affected.
 
         Raises:
             RequestError: a prompt or its parameters are wrong. Nothing has been generated then.
+            PagodaError: every choice of every prompt failed.
         """
         prompt_list = _prompt_list(prompts)
         params_list = _params_list(sampling_params, len(prompt_list))
@@ -103,9 +104,13 @@ class LLM:
         try:
             for prompt, params in zip(prompt_list, params_list, strict=True):
                 request_ids.append(self._add(prompt, params, OutputKind.FINAL))
-            return self._run(request_ids, use_tqdm)
+            outputs = self._run(request_ids, use_tqdm)
         finally:
             self._drop(request_ids)
+        errors = [choice.error for output in outputs for choice in output.outputs]
+        if errors and all(errors):
+            raise PagodaError(f"nothing could be generated: {errors[0]}")
+        return outputs
 
     def chat(
         self,

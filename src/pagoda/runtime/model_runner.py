@@ -71,7 +71,9 @@ class ModelRunner:
         return dict(zip(inputs, tokens, strict=True))
 
     def close(self) -> None:
+        """Give the model's memory back: nothing may refer to it any more, so this does not either."""
         self.model.close()
+        del self.model
 
 
 def _sampled_rows(step: SchedulerOutput, batch: ForwardBatch) -> NDArray[np.intp]:
