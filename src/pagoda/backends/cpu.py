@@ -1,0 +1,312 @@
+"""Backend "cpu": a program lowered to native stages, run by persistent threads in one call a step.
+
+Lowering assigns buffers to values, quantises each value that a quantised weight reads once, and leaves it to
+the native side to join ops into stages (`kernels/step.h`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagoda import _native
+from pagoda.core.cost import KVCacheSpec
+from pagoda.core.step import BlockCopy
+from pagoda.errors import UnsupportedError
+from pagoda.models.config import RopeConfig
+from pagoda.runtime.forward_batch import Float32Array, ForwardBatch, SampleResult, SamplingBatch
+from pagoda.runtime.program import (
+    Add,
+    Attention,
+    Embed,
+    GatedActivation,
+    Linear,
+    Logits,
+    Op,
+    Program,
+    RMSNorm,
+    Rope,
+    Value,
+)
+from pagoda.weights.checkpoint import require_all_read
+from pagoda.weights.dequantize import dequantize
+from pagoda.weights.tensor import TensorType, WeightSource
+
+FLOAT_TYPES = {TensorType.F32, TensorType.F16, TensorType.BF16}
+MAX_HEAD_DIM = 512
+
+
+class CPUBackend:
+    """Native kernels on `num_threads` threads; `isa` forces an instruction set of `pagoda._native.isas()`."""
+
+    name = "cpu"
+
+    def __init__(self, *, num_threads: int = 1, isa: str | None = None) -> None:
+        if num_threads < 1:
+            raise UnsupportedError(f"num_threads is {num_threads}; it must be at least 1")
+        if isa is not None and isa not in _native.isas():
+            raise UnsupportedError(
+                f"this machine has no instruction set {isa!r}",
+                hint=f"choose one of: {', '.join(_native.isas())}",
+            )
+        self._num_threads = num_threads
+        self._isa = isa or ""
+
+    def compile(
+        self, program: Program, weights: WeightSource, spec: KVCacheSpec, num_blocks: Sequence[int]
+    ) -> CPUModel:
+        """Pack weights into panels and reserve KV memory, which is committed when it is first written.
+
+        Raises:
+            ModelFileError: the file's tensors are not those that the program reads.
+            UnsupportedError: a KV type, block size or head dim that the kernels do not have.
+        """
+        if spec.dtype != "f16":
+            raise UnsupportedError(f"the cpu backend has no KV type {spec.dtype!r}", hint="choose f16")
+        if spec.block_size % 16:
+            raise UnsupportedError(f"block_size is {spec.block_size}; it must be a multiple of 16")
+        for group in spec.groups:
+            if group.head_dim > MAX_HEAD_DIM:
+                raise UnsupportedError(f"head_dim is {group.head_dim}; it must be at most {MAX_HEAD_DIM}")
+        require_all_read(weights, program)
+        native = _native.Model(self._isa, self._num_threads)
+        _Lowering(native, program, weights, spec, num_blocks).run()
+        return CPUModel(native, spec)
+
+
+class CPUModel:
+    """A lowered program with packed weights and paged KV in f16; see `CompiledModel` for the methods."""
+
+    def __init__(self, native: _native.Model, spec: KVCacheSpec) -> None:
+        self.native = native
+        self.spec = spec
+
+    def forward(self, batch: ForwardBatch) -> Float32Array:
+        return self.native.forward(
+            batch.token_ids,
+            batch.positions,
+            batch.query_start_loc,
+            batch.seq_lens,
+            list(batch.block_tables),
+            list(batch.slot_mapping),
+            batch.logits_rows,
+        )
+
+    def sample(self, logits: Float32Array, batch: SamplingBatch) -> SampleResult:
+        return SampleResult(*self.native.sample(logits, *sample_arguments(batch)))
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        for group, source, target in copies:
+            self.native.copy_block(group, source, target)
+
+    def kv_bytes_resident(self) -> int:
+        return self.native.kv_bytes_resident
+
+    def close(self) -> None:
+        """Native memory goes when the object does; there is nothing that outlives it."""
+
+
+class _Lowering:
+    """One pass over a program's ops, adding native buffers, weights and ops to a model."""
+
+    def __init__(
+        self,
+        native: _native.Model,
+        program: Program,
+        weights: WeightSource,
+        spec: KVCacheSpec,
+        num_blocks: Sequence[int],
+    ) -> None:
+        self.native = native
+        self.program = program
+        self.source = weights
+        self.last_use = _last_uses(program)
+        self.weights: dict[str, tuple[int, bool]] = {}  # name: native id, whether in floats
+        self.buffers: dict[int, int] = {}  # value index: native buffer
+        self.quantised: dict[int, int] = {}  # value index: native buffer of quantised rows
+        self.free: defaultdict[int, list[int]] = defaultdict(list)  # width: buffers of dead values
+        self.free_quantised: defaultdict[int, list[int]] = defaultdict(list)
+        self.angles: dict[RopeConfig, int] = {}
+        self.layers: dict[int, tuple[int, int]] = {}  # layer: group, index in group
+        for index, group in enumerate(spec.groups):
+            native.add_group(
+                len(group.layers), group.num_kv_heads, group.head_dim, num_blocks[index], spec.block_size
+            )
+            for position, layer in enumerate(group.layers):
+                self.layers[layer] = (index, position)
+
+    def run(self) -> None:
+        for index, op in enumerate(self.program.ops):
+            self._lower(op, index)
+            for value in _inputs(op):
+                if self.last_use[value.index] == index:
+                    self._release(value)
+
+    def _lower(self, op: Op, index: int) -> None:
+        native = self.native
+        match op:
+            case Embed():
+                native.row_op(
+                    "embed", out=self._buffer(op.out), weight=self._weight(op.weight)[0], value=op.scale
+                )
+                for rope in dict.fromkeys(self.program.config.ropes):
+                    self.angles[rope] = native.add_angles(
+                        np.asarray(rope.inv_freq, np.float32), rope.attention_factor
+                    )
+                    native.row_op("angles", b=self.angles[rope])
+            case RMSNorm():
+                native.row_op(
+                    "norm",
+                    a=self.buffers[op.x.index],
+                    out=self._buffer(op.out, reuse=op.x, index=index),
+                    weight=self._vector(op.weight),
+                    width=op.width,
+                    value=op.eps,
+                )
+            case Linear():
+                weight, in_floats = self._weight(op.weight)
+                quant = -1 if in_floats else self._quantise(op.x)
+                native.linear_op(
+                    x=self.buffers[op.x.index],
+                    quant=quant,
+                    out=self._buffer(op.out, reuse=op.residual, index=index),
+                    weight=weight,
+                    bias=-1 if op.bias is None else self._vector(op.bias),
+                    residual=-1 if op.residual is None else self.buffers[op.residual.index],
+                )
+            case Rope():
+                native.row_op(
+                    "rope",
+                    a=self.buffers[op.x.index],
+                    b=self.angles[op.rope],
+                    out=self._buffer(op.out, reuse=op.x, index=index),
+                    width=op.head_dim,
+                )
+            case Attention():
+                self._lower_attention(op)
+            case GatedActivation():
+                native.row_op(
+                    "gated",
+                    a=self.buffers[op.gate.index],
+                    b=self.buffers[op.up.index],
+                    out=self._buffer(op.out, reuse=op.gate, index=index),
+                    gelu=op.kind == "gelu_tanh",
+                )
+            case Add():
+                native.row_op(
+                    "add",
+                    a=self.buffers[op.a.index],
+                    b=self.buffers[op.b.index],
+                    out=self._buffer(op.out, reuse=op.a, index=index),
+                )
+            case Logits():
+                self._lower_logits(op)
+
+    def _lower_attention(self, op: Attention) -> None:
+        group, index_in_group = self.layers[op.layer]
+        layer = self.native.add_layer(
+            group, index_in_group, op.num_heads, op.scale, op.softcap or 0.0, op.window or 0
+        )
+        self.native.row_op("write_kv", a=self.buffers[op.k.index], b=self.buffers[op.v.index], layer=layer)
+        out = self._buffer(op.out)
+        self.native.attention_op(q=self.buffers[op.q.index], out=out, layer=layer)
+        self.native.row_op("merge_attention", out=out, layer=layer)
+
+    def _lower_logits(self, op: Logits) -> None:
+        native = self.native
+        weight, in_floats = self._weight(op.weight)
+        rows = native.add_buffer(op.x.width)
+        native.row_op("gather", a=self.buffers[op.x.index], out=rows, on_logits_rows=True)
+        quant = -1
+        if not in_floats:
+            quant = native.add_quant_buffer(op.x.width)
+            native.row_op("quantize", a=rows, out=quant, on_logits_rows=True)
+        logits = native.add_buffer(self.program.config.vocab_size)
+        native.linear_op(x=rows, quant=quant, out=logits, weight=weight, on_logits_rows=True)
+        if op.softcap is not None:
+            native.row_op("softcap", a=logits, value=op.softcap, on_logits_rows=True)
+        native.set_logits(logits)
+
+    def _buffer(self, value: Value, *, reuse: Value | None = None, index: int = -1) -> int:
+        """A buffer for a value; that of `reuse`, an input read element by element, when it dies here."""
+        if reuse is not None and self.last_use[reuse.index] == index and reuse.width == value.width:
+            buffer = self.buffers[reuse.index]
+        else:
+            free = self.free[value.width]
+            buffer = free.pop() if free else self.native.add_buffer(value.width)
+        self.buffers[value.index] = buffer
+        return buffer
+
+    def _release(self, value: Value) -> None:
+        buffer = self.buffers.pop(value.index, None)
+        if buffer is not None and buffer not in self.buffers.values():
+            self.free[value.width].append(buffer)
+        quantised = self.quantised.pop(value.index, None)
+        if quantised is not None:
+            self.free_quantised[value.width].append(quantised)
+
+    def _quantise(self, value: Value) -> int:
+        if value.index not in self.quantised:
+            free = self.free_quantised[value.width]
+            quant = free.pop() if free else self.native.add_quant_buffer(value.width)
+            self.native.row_op("quantize", a=self.buffers[value.index], out=quant)
+            self.quantised[value.index] = quant
+        return self.quantised[value.index]
+
+    def _weight(self, name: str) -> tuple[int, bool]:
+        if name not in self.weights:
+            tensor = self.source.tensors[name]
+            rows, cols = tensor.shape
+            native_id = self.native.add_weight(int(tensor.type), tensor.data, rows, cols)
+            self.source.release(name)
+            self.weights[name] = (native_id, tensor.type in FLOAT_TYPES)
+        return self.weights[name]
+
+    def _vector(self, name: str) -> int:
+        return self.native.add_vector(dequantize(self.source.tensors[name]).reshape(-1))
+
+
+def sample_arguments(batch: SamplingBatch) -> tuple[object, ...]:
+    """The arrays of a sampling batch in the order that native code takes them."""
+    return (
+        batch.temperature,
+        batch.top_k,
+        batch.top_p,
+        batch.min_p,
+        batch.repetition_penalty,
+        batch.presence_penalty,
+        batch.frequency_penalty,
+        batch.seed,
+        batch.counter,
+        batch.history_start_loc,
+        batch.history_token_ids,
+        batch.history_output_counts,
+        batch.bias_start_loc,
+        batch.bias_token_ids,
+        batch.bias_values,
+        batch.num_logprobs,
+        batch.allowed_mask,
+    )
+
+
+def _inputs(op: Op) -> list[Value]:
+    match op:
+        case Embed():
+            return []
+        case RMSNorm() | Rope() | Logits():
+            return [op.x]
+        case Linear():
+            return [op.x] if op.residual is None else [op.x, op.residual]
+        case Attention():
+            return [op.q, op.k, op.v]
+        case GatedActivation():
+            return [op.gate, op.up]
+        case Add():
+            return [op.a, op.b]
+
+
+def _last_uses(program: Program) -> dict[int, int]:
+    """Index of the last op that reads each value."""
+    return {value.index: i for i, op in enumerate(program.ops) for value in _inputs(op)}

@@ -1,0 +1,379 @@
+// One vector vocabulary for every instruction set, so that a kernel is written once.
+//
+// A translation unit compiles this file for one instruction set (PAGODA_ISA names it and is the inner
+// namespace). `fpart` is the machine's own float vector of PART lanes; `f32x16` is always 16 lanes, made of
+// 16 / PART parts. Every operation below rounds the same way on every instruction set, FMA included, and
+// sums over lanes follow one fixed tree, so results are bitwise equal across instruction sets.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "half.h"
+
+#if defined(PAGODA_ISA_AVX512) || defined(PAGODA_ISA_AVX2) || defined(PAGODA_ISA_AVX2_VNNI)
+#ifdef PAGODA_EMULATE_AVX512
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+#include <simde/x86/f16c.h>
+#include <simde/x86/fma.h>
+#else
+#include <immintrin.h>
+#endif
+#endif
+
+#define PAGODA_INLINE inline __attribute__((always_inline))
+
+namespace pagoda {
+namespace PAGODA_ISA {
+
+#if defined(PAGODA_ISA_AVX512)
+
+constexpr int PART = 16;
+using fpart = __m512;
+using ipart = __m512i;
+using bpart = __m512i;  // 4 * PART bytes
+
+PAGODA_INLINE fpart load(const float* p) { return _mm512_loadu_ps(p); }
+PAGODA_INLINE void store(float* p, fpart v) { _mm512_storeu_ps(p, v); }
+PAGODA_INLINE fpart set(float x) { return _mm512_set1_ps(x); }
+PAGODA_INLINE fpart add(fpart a, fpart b) { return _mm512_add_ps(a, b); }
+PAGODA_INLINE fpart sub(fpart a, fpart b) { return _mm512_sub_ps(a, b); }
+PAGODA_INLINE fpart mul(fpart a, fpart b) { return _mm512_mul_ps(a, b); }
+PAGODA_INLINE fpart div(fpart a, fpart b) { return _mm512_div_ps(a, b); }
+PAGODA_INLINE fpart fma(fpart a, fpart b, fpart c) { return _mm512_fmadd_ps(a, b, c); }
+PAGODA_INLINE fpart max(fpart a, fpart b) { return _mm512_max_ps(a, b); }
+PAGODA_INLINE fpart min(fpart a, fpart b) { return _mm512_min_ps(a, b); }
+PAGODA_INLINE fpart abs(fpart a) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)));
+}
+PAGODA_INLINE fpart load_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+PAGODA_INLINE void store_half(uint16_t* p, fpart v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+PAGODA_INLINE fpart load_bfloat(const uint16_t* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+PAGODA_INLINE fpart load_u8(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+PAGODA_INLINE fpart load_i8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+PAGODA_INLINE fpart to_float(ipart a) { return _mm512_cvtepi32_ps(a); }
+PAGODA_INLINE ipart to_int(fpart a) { return _mm512_cvtps_epi32(a); }
+PAGODA_INLINE ipart iset(int32_t x) { return _mm512_set1_epi32(x); }
+PAGODA_INLINE ipart isub(ipart a, ipart b) { return _mm512_sub_epi32(a, b); }
+PAGODA_INLINE ipart iadd(ipart a, ipart b) { return _mm512_add_epi32(a, b); }
+PAGODA_INLINE void store_i8(int8_t* p, ipart v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
+}
+// 2^n for integers n in [-126, 127], by building the exponent.
+PAGODA_INLINE fpart exp2_int(ipart n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), value);
+}
+// Lanes whose index (first_index + lane) lies outside [low, high) become `fill`.
+PAGODA_INLINE fpart keep_range(fpart x, int first_index, int low, int high, float fill) {
+  const __m512i index = _mm512_add_epi32(
+      _mm512_set1_epi32(first_index), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  const __mmask16 inside = static_cast<__mmask16>(_mm512_cmpgt_epi32_mask(index, _mm512_set1_epi32(low - 1)) &
+                                                  _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(high), index));
+  return _mm512_mask_mov_ps(_mm512_set1_ps(fill), inside, x);
+}
+PAGODA_INLINE bpart load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+PAGODA_INLINE bpart low_nibbles(bpart b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
+template <int S>
+PAGODA_INLINE bpart shift_right(bpart b) { return _mm512_srli_epi16(b, S); }
+template <int S>
+PAGODA_INLINE bpart shift_left(bpart b) { return _mm512_slli_epi16(b, S); }
+PAGODA_INLINE bpart or_masked(bpart b, bpart bits, int8_t mask) {
+  return _mm512_or_si512(b, _mm512_and_si512(bits, _mm512_set1_epi8(mask)));
+}
+PAGODA_INLINE bpart broadcast4(const int8_t* x) {
+  int32_t four;
+  std::memcpy(&four, x, 4);
+  return _mm512_set1_epi32(four);
+}
+// Each int32 lane of `sum` gains the dot product of four unsigned weights with four signed bytes of x.
+template <int MAX_WEIGHT>
+constexpr int SUMS_IN_16_BITS = 8;  // no 16-bit sums here: products go straight to int32
+PAGODA_INLINE ipart dot4(ipart sum, bpart w, bpart x, bool first) {
+  return _mm512_dpbusd_epi32(first ? _mm512_setzero_si512() : sum, w, x);
+}
+// Signed weights are made unsigned by adding 128; `without_offset` takes 128 times the sum of x off again.
+PAGODA_INLINE ipart dot4_signed(ipart sum, bpart w, bpart x, bool first) {
+  return dot4(sum, _mm512_xor_si512(w, _mm512_set1_epi8(-128)), x, first);
+}
+PAGODA_INLINE ipart widen(ipart sum) { return sum; }
+PAGODA_INLINE ipart without_offset(ipart sum, int32_t sum_x) { return isub(sum, iset(128 * sum_x)); }
+
+#elif defined(PAGODA_ISA_AVX2) || defined(PAGODA_ISA_AVX2_VNNI)
+
+constexpr int PART = 8;
+using fpart = __m256;
+using ipart = __m256i;
+using bpart = __m256i;
+
+PAGODA_INLINE fpart load(const float* p) { return _mm256_loadu_ps(p); }
+PAGODA_INLINE void store(float* p, fpart v) { _mm256_storeu_ps(p, v); }
+PAGODA_INLINE fpart set(float x) { return _mm256_set1_ps(x); }
+PAGODA_INLINE fpart add(fpart a, fpart b) { return _mm256_add_ps(a, b); }
+PAGODA_INLINE fpart sub(fpart a, fpart b) { return _mm256_sub_ps(a, b); }
+PAGODA_INLINE fpart mul(fpart a, fpart b) { return _mm256_mul_ps(a, b); }
+PAGODA_INLINE fpart div(fpart a, fpart b) { return _mm256_div_ps(a, b); }
+PAGODA_INLINE fpart fma(fpart a, fpart b, fpart c) { return _mm256_fmadd_ps(a, b, c); }
+PAGODA_INLINE fpart max(fpart a, fpart b) { return _mm256_max_ps(a, b); }
+PAGODA_INLINE fpart min(fpart a, fpart b) { return _mm256_min_ps(a, b); }
+PAGODA_INLINE fpart abs(fpart a) { return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff))); }
+PAGODA_INLINE fpart load_half(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+PAGODA_INLINE void store_half(uint16_t* p, fpart v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+PAGODA_INLINE fpart load_bfloat(const uint16_t* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+PAGODA_INLINE fpart load_u8(const uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+PAGODA_INLINE fpart load_i8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+PAGODA_INLINE fpart to_float(ipart a) { return _mm256_cvtepi32_ps(a); }
+PAGODA_INLINE ipart to_int(fpart a) { return _mm256_cvtps_epi32(a); }
+PAGODA_INLINE ipart iset(int32_t x) { return _mm256_set1_epi32(x); }
+PAGODA_INLINE ipart isub(ipart a, ipart b) { return _mm256_sub_epi32(a, b); }
+PAGODA_INLINE ipart iadd(ipart a, ipart b) { return _mm256_add_epi32(a, b); }
+PAGODA_INLINE void store_i8(int8_t* p, ipart v) {
+  const __m128i low = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(low, low));
+}
+PAGODA_INLINE fpart exp2_int(ipart n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
+  return _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_GE_OQ), value);
+}
+PAGODA_INLINE fpart keep_range(fpart x, int first_index, int low, int high, float fill) {
+  const __m256i index = _mm256_add_epi32(_mm256_set1_epi32(first_index), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  const __m256i inside = _mm256_and_si256(_mm256_cmpgt_epi32(index, _mm256_set1_epi32(low - 1)),
+                                          _mm256_cmpgt_epi32(_mm256_set1_epi32(high), index));
+  return _mm256_blendv_ps(_mm256_set1_ps(fill), x, _mm256_castsi256_ps(inside));
+}
+PAGODA_INLINE bpart load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+PAGODA_INLINE bpart low_nibbles(bpart b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
+template <int S>
+PAGODA_INLINE bpart shift_right(bpart b) { return _mm256_srli_epi16(b, S); }
+template <int S>
+PAGODA_INLINE bpart shift_left(bpart b) { return _mm256_slli_epi16(b, S); }
+PAGODA_INLINE bpart or_masked(bpart b, bpart bits, int8_t mask) {
+  return _mm256_or_si256(b, _mm256_and_si256(bits, _mm256_set1_epi8(mask)));
+}
+PAGODA_INLINE bpart broadcast4(const int8_t* x) {
+  int32_t four;
+  std::memcpy(&four, x, 4);
+  return _mm256_set1_epi32(four);
+}
+
+#if defined(PAGODA_ISA_AVX2_VNNI)
+template <int MAX_WEIGHT>
+constexpr int SUMS_IN_16_BITS = 8;
+PAGODA_INLINE ipart dot4(ipart sum, bpart w, bpart x, bool first) {
+  return _mm256_dpbusd_avx_epi32(first ? _mm256_setzero_si256() : sum, w, x);
+}
+PAGODA_INLINE ipart dot4_signed(ipart sum, bpart w, bpart x, bool first) {
+  return dot4(sum, _mm256_xor_si256(w, _mm256_set1_epi8(-128)), x, first);
+}
+PAGODA_INLINE ipart widen(ipart sum) { return sum; }
+PAGODA_INLINE ipart without_offset(ipart sum, int32_t sum_x) { return isub(sum, iset(128 * sum_x)); }
+#else
+// Without VNNI, pairs of products are summed in int16. With |x| <= 127 this many pairs fit before they have
+// to be widened to int32: all eight of a group for 4-bit weights, one for signed bytes (|w| <= 128).
+template <int MAX_WEIGHT>
+constexpr int SUMS_IN_16_BITS = MAX_WEIGHT >= 128 ? 1 : MAX_WEIGHT >= 63 ? 2 : MAX_WEIGHT >= 31 ? 4 : 8;
+static_assert(127 * 2 * (8 * 15) <= 32767 && 127 * 2 * (4 * 31) <= 32767 && 127 * 2 * (2 * 63) <= 32767 && 127 * 2 * 128 <= 32767);
+PAGODA_INLINE ipart dot4(ipart sum, bpart w, bpart x, bool first) {
+  const __m256i pairs = _mm256_maddubs_epi16(w, x);
+  return first ? pairs : _mm256_add_epi16(sum, pairs);
+}
+PAGODA_INLINE ipart dot4_signed(ipart sum, bpart w, bpart x, bool first) {
+  return dot4(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w), first);
+}
+PAGODA_INLINE ipart widen(ipart sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+PAGODA_INLINE ipart without_offset(ipart sum, int32_t) { return sum; }
+#endif
+
+#else  // portable C++
+
+constexpr int PART = 16;
+struct fpart { float x[16]; };
+struct ipart { int32_t x[16]; };
+struct bpart { uint8_t x[64]; };
+#define PAGODA_LANES for (int i = 0; i < 16; i++)
+
+PAGODA_INLINE fpart load(const float* p) { fpart r; std::memcpy(r.x, p, 64); return r; }
+PAGODA_INLINE void store(float* p, fpart v) { std::memcpy(p, v.x, 64); }
+PAGODA_INLINE fpart set(float x) { fpart r; PAGODA_LANES r.x[i] = x; return r; }
+PAGODA_INLINE fpart add(fpart a, fpart b) { PAGODA_LANES a.x[i] += b.x[i]; return a; }
+PAGODA_INLINE fpart sub(fpart a, fpart b) { PAGODA_LANES a.x[i] -= b.x[i]; return a; }
+PAGODA_INLINE fpart mul(fpart a, fpart b) { PAGODA_LANES a.x[i] *= b.x[i]; return a; }
+PAGODA_INLINE fpart div(fpart a, fpart b) { PAGODA_LANES a.x[i] /= b.x[i]; return a; }
+PAGODA_INLINE fpart fma(fpart a, fpart b, fpart c) { PAGODA_LANES a.x[i] = __builtin_fmaf(a.x[i], b.x[i], c.x[i]); return a; }
+// As x86's max and min: the second operand when either is NaN.
+PAGODA_INLINE fpart max(fpart a, fpart b) { PAGODA_LANES a.x[i] = a.x[i] > b.x[i] ? a.x[i] : b.x[i]; return a; }
+PAGODA_INLINE fpart min(fpart a, fpart b) { PAGODA_LANES a.x[i] = a.x[i] < b.x[i] ? a.x[i] : b.x[i]; return a; }
+PAGODA_INLINE fpart abs(fpart a) { PAGODA_LANES a.x[i] = __builtin_fabsf(a.x[i]); return a; }
+PAGODA_INLINE fpart load_half(const uint16_t* p) { fpart r; PAGODA_LANES r.x[i] = half_to_float(p[i]); return r; }
+PAGODA_INLINE void store_half(uint16_t* p, fpart v) { PAGODA_LANES p[i] = float_to_half(v.x[i]); }
+PAGODA_INLINE fpart load_bfloat(const uint16_t* p) { fpart r; PAGODA_LANES r.x[i] = bfloat_to_float(p[i]); return r; }
+PAGODA_INLINE fpart load_u8(const uint8_t* p) { fpart r; PAGODA_LANES r.x[i] = p[i]; return r; }
+PAGODA_INLINE fpart load_i8(const int8_t* p) { fpart r; PAGODA_LANES r.x[i] = p[i]; return r; }
+PAGODA_INLINE fpart to_float(ipart a) { fpart r; PAGODA_LANES r.x[i] = static_cast<float>(a.x[i]); return r; }
+PAGODA_INLINE int32_t round_to_even(float x) {
+  if (!(x > -2147483648.0f && x < 2147483648.0f)) return INT32_MIN;
+  return static_cast<int32_t>(__builtin_rintf(x));
+}
+PAGODA_INLINE ipart to_int(fpart a) { ipart r; PAGODA_LANES r.x[i] = round_to_even(a.x[i]); return r; }
+PAGODA_INLINE ipart iset(int32_t x) { ipart r; PAGODA_LANES r.x[i] = x; return r; }
+PAGODA_INLINE ipart isub(ipart a, ipart b) { PAGODA_LANES a.x[i] -= b.x[i]; return a; }
+PAGODA_INLINE ipart iadd(ipart a, ipart b) { PAGODA_LANES a.x[i] += b.x[i]; return a; }
+PAGODA_INLINE void store_i8(int8_t* p, ipart v) { PAGODA_LANES p[i] = static_cast<int8_t>(v.x[i]); }
+PAGODA_INLINE fpart exp2_int(ipart n) {
+  fpart r;
+  PAGODA_LANES { const uint32_t bits = static_cast<uint32_t>(n.x[i] + 127) << 23; std::memcpy(&r.x[i], &bits, 4); }
+  return r;
+}
+PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
+  PAGODA_LANES value.x[i] = x.x[i] >= limit.x[i] ? value.x[i] : 0.0f;
+  return value;
+}
+PAGODA_INLINE fpart keep_range(fpart x, int first_index, int low, int high, float fill) {
+  PAGODA_LANES if (first_index + i < low || first_index + i >= high) x.x[i] = fill;
+  return x;
+}
+PAGODA_INLINE bpart load_bytes(const uint8_t* p) { bpart r; std::memcpy(r.x, p, 64); return r; }
+PAGODA_INLINE bpart low_nibbles(bpart b) { for (auto& x : b.x) x &= 15; return b; }
+template <int S>
+PAGODA_INLINE bpart shift_right(bpart b) { for (auto& x : b.x) x = static_cast<uint8_t>(x >> S); return b; }
+template <int S>
+PAGODA_INLINE bpart shift_left(bpart b) { for (auto& x : b.x) x = static_cast<uint8_t>(x << S); return b; }
+PAGODA_INLINE bpart or_masked(bpart b, bpart bits, int8_t mask) {
+  for (int i = 0; i < 64; i++) b.x[i] = static_cast<uint8_t>(b.x[i] | (bits.x[i] & static_cast<uint8_t>(mask)));
+  return b;
+}
+PAGODA_INLINE bpart broadcast4(const int8_t* x) {
+  bpart r;
+  for (int i = 0; i < 64; i++) r.x[i] = static_cast<uint8_t>(x[i % 4]);
+  return r;
+}
+template <int MAX_WEIGHT>
+constexpr int SUMS_IN_16_BITS = 8;
+PAGODA_INLINE ipart dot4(ipart sum, bpart w, bpart x, bool first) {
+  if (first) sum = iset(0);
+  PAGODA_LANES for (int k = 4 * i; k < 4 * i + 4; k++) sum.x[i] += static_cast<int32_t>(w.x[k]) * static_cast<int8_t>(x.x[k]);
+  return sum;
+}
+PAGODA_INLINE ipart dot4_signed(ipart sum, bpart w, bpart x, bool first) {
+  if (first) sum = iset(0);
+  PAGODA_LANES for (int k = 4 * i; k < 4 * i + 4; k++) sum.x[i] += static_cast<int32_t>(static_cast<int8_t>(w.x[k])) * static_cast<int8_t>(x.x[k]);
+  return sum;
+}
+PAGODA_INLINE ipart widen(ipart sum) { return sum; }
+PAGODA_INLINE ipart without_offset(ipart sum, int32_t) { return sum; }
+#undef PAGODA_LANES
+
+#endif
+
+constexpr int NUM_PARTS = 16 / PART;
+
+// exp(x): 2^n * p(f) with n = round(x log2 e) and a degree-6 polynomial on |f| <= ln2 / 2 (Cody & Waite 1980).
+// Relative error under 2e-7; exactly 0 for x below -87, so a masked score of -inf has no weight.
+PAGODA_INLINE fpart exp(fpart x) {
+  const fpart low = set(-87.0f);
+  const fpart clamped = min(max(x, low), set(88.0f));
+  const fpart n = to_float(to_int(mul(clamped, set(1.44269504f))));
+  const fpart f = fma(n, set(2.12194440e-4f), fma(n, set(-0.693359375f), clamped));
+  fpart p = set(1.9875691500e-4f);
+  p = fma(p, f, set(1.3981999507e-3f));
+  p = fma(p, f, set(8.3334519073e-3f));
+  p = fma(p, f, set(4.1665795894e-2f));
+  p = fma(p, f, set(1.6666665459e-1f));
+  p = fma(p, f, set(5.0000001201e-1f));
+  p = add(fma(p, mul(f, f), f), set(1.0f));
+  return zero_below(x, low, mul(p, exp2_int(to_int(n))));
+}
+
+// ---- 16 lanes whatever the machine ----
+
+struct f32x16 {
+  fpart part[NUM_PARTS];
+};
+
+#define PAGODA_PARTS _Pragma("GCC unroll 2") for (int i = 0; i < NUM_PARTS; i++)
+PAGODA_INLINE f32x16 load16(const float* p) { f32x16 r; PAGODA_PARTS r.part[i] = load(p + PART * i); return r; }
+PAGODA_INLINE void store(float* p, f32x16 v) { PAGODA_PARTS store(p + PART * i, v.part[i]); }
+PAGODA_INLINE f32x16 set16(float x) { f32x16 r; PAGODA_PARTS r.part[i] = set(x); return r; }
+PAGODA_INLINE f32x16 load_half16(const uint16_t* p) { f32x16 r; PAGODA_PARTS r.part[i] = load_half(p + PART * i); return r; }
+PAGODA_INLINE f32x16 load_bfloat16(const uint16_t* p) { f32x16 r; PAGODA_PARTS r.part[i] = load_bfloat(p + PART * i); return r; }
+PAGODA_INLINE void store_half(uint16_t* p, f32x16 v) { PAGODA_PARTS store_half(p + PART * i, v.part[i]); }
+PAGODA_INLINE f32x16 add(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = add(a.part[i], b.part[i]); return a; }
+PAGODA_INLINE f32x16 sub(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = sub(a.part[i], b.part[i]); return a; }
+PAGODA_INLINE f32x16 mul(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = mul(a.part[i], b.part[i]); return a; }
+PAGODA_INLINE f32x16 div(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = div(a.part[i], b.part[i]); return a; }
+PAGODA_INLINE f32x16 max(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = max(a.part[i], b.part[i]); return a; }
+PAGODA_INLINE f32x16 min(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = min(a.part[i], b.part[i]); return a; }
+PAGODA_INLINE f32x16 abs(f32x16 a) { PAGODA_PARTS a.part[i] = abs(a.part[i]); return a; }
+PAGODA_INLINE f32x16 exp(f32x16 a) { PAGODA_PARTS a.part[i] = exp(a.part[i]); return a; }
+PAGODA_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+  PAGODA_PARTS c.part[i] = fma(a.part[i], b.part[i], c.part[i]);
+  return c;
+}
+PAGODA_INLINE f32x16 keep_range(f32x16 x, int first_index, int low, int high, float fill) {
+  PAGODA_PARTS x.part[i] = keep_range(x.part[i], first_index + PART * i, low, high, fill);
+  return x;
+}
+#undef PAGODA_PARTS
+
+// Lane sums by halving: lane i takes lane i + 8, then + 4, + 2, + 1.
+PAGODA_INLINE float reduce_add(f32x16 v) {
+  alignas(64) float x[16];
+  store(x, v);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) x[i] = x[i] + x[i + half];
+  return x[0];
+}
+PAGODA_INLINE float reduce_max(f32x16 v) {
+  alignas(64) float x[16];
+  store(x, v);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+  return x[0];
+}
+
+// The first n < 16 values, the other lanes 0, without touching memory behind them.
+PAGODA_INLINE f32x16 load_first(const float* p, int n) {
+  alignas(64) float x[16] = {};
+  for (int i = 0; i < n; i++) x[i] = p[i];
+  return load16(x);
+}
+PAGODA_INLINE f32x16 load_half_first(const uint16_t* p, int n) {
+  alignas(64) uint16_t x[16] = {};
+  for (int i = 0; i < n; i++) x[i] = p[i];
+  return load_half16(x);
+}
+PAGODA_INLINE void store_first(float* p, f32x16 v, int n) {
+  alignas(64) float x[16];
+  store(x, v);
+  for (int i = 0; i < n; i++) p[i] = x[i];
+}
+
+}  // namespace PAGODA_ISA
+}  // namespace pagoda

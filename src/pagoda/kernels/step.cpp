@@ -1,0 +1,412 @@
+#include "step.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+#include "linear/pack.h"
+
+namespace pagoda {
+namespace {
+
+size_t at(int i) { return static_cast<size_t>(i); }
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+constexpr int TASKS_PER_THREAD = 6;    // enough to even out threads, few enough to keep the counter cool
+constexpr int LINEAR_ROWS = 64;        // rows of activations a task keeps in the second-level cache
+constexpr int LINEAR_PANELS = 8;
+
+}  // namespace
+
+Model::Model(const Kernels* kernels, int num_threads) : kernels_(kernels), pool_(num_threads) {
+  scratch_.resize(at(pool_.num_threads()));
+  scratch_memory_.resize(at(pool_.num_threads()));
+}
+
+int Model::add_weight(int file_type, const uint8_t* data, size_t row_bytes, int rows, int cols) {
+  PackedWeight w;
+  if (!packed_format(file_type, &w.format)) throw std::invalid_argument("unknown tensor type");
+  w.rows = rows;
+  w.cols = cols;
+  if (cols % (is_float(w.format) ? 1 : GROUP) != 0 || cols % block_inputs(w.format) != 0)
+    throw std::invalid_argument("a row is no whole number of quantisation blocks");
+  w.data = arena_.allocate(w.num_bytes());
+  const int num_panels = w.num_panels(), step = std::max(1, num_panels / (pool_.num_threads() * TASKS_PER_THREAD));
+  std::atomic<int> next{0};
+  pool_.run([&](int) {
+    for (int p = next.fetch_add(step); p < num_panels; p = next.fetch_add(step))
+      pack_panels(file_type, data, row_bytes, w, p, std::min(p + step, num_panels));
+  });
+  weights_.push_back(w);
+  return static_cast<int>(weights_.size()) - 1;
+}
+
+int Model::add_vector(const float* data, int size) {
+  std::vector<float> v(at(round_up(size, PANEL)), 0.0f);
+  std::copy(data, data + size, v.begin());
+  vectors_.push_back(std::move(v));
+  return static_cast<int>(vectors_.size()) - 1;
+}
+
+int Model::add_buffer(int width) {
+  Buffer b;
+  b.width = width;
+  b.stride = at(round_up(width, PANEL));
+  buffers_.push_back(std::move(b));
+  buffer_on_logits_.push_back(false);
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+int Model::add_quant_buffer(int width) {
+  QuantBuffer b;
+  b.width = width;
+  quant_buffers_.push_back(std::move(b));
+  return static_cast<int>(quant_buffers_.size()) - 1;
+}
+
+int Model::add_angles(const float* inv_freq, int half, float factor) {
+  Angles a;
+  a.inv_freq.assign(inv_freq, inv_freq + half);
+  a.factor = factor;
+  angles_.push_back(std::move(a));
+  return static_cast<int>(angles_.size()) - 1;
+}
+
+int Model::add_group(int num_layers, int num_kv_heads, int head_dim, int num_blocks, int block_size) {
+  if (block_size % 16 != 0) throw std::invalid_argument("block_size must be a multiple of 16");
+  if (head_dim > MAX_HEAD_DIM) throw std::invalid_argument("head_dim is larger than this build supports");
+  const size_t layer_values = size_t{2} * at(num_kv_heads) * at(head_dim) * at(block_size);
+  const size_t block_values = layer_values * at(num_layers);
+  groups_.push_back({num_layers, num_kv_heads, head_dim, num_blocks, block_size, layer_values, block_values,
+                     Mapping(block_values * 2 * at(num_blocks), false), std::vector<uint8_t>(at(num_blocks), 0)});
+  return static_cast<int>(groups_.size()) - 1;
+}
+
+int Model::add_layer(int group, int index_in_group, int num_heads, float scale, float softcap, int window) {
+  const Group& g = groups_[at(group)];
+  if (num_heads / g.num_kv_heads > MAX_ATTENTION_ROWS) throw std::invalid_argument("too many query heads for one KV head");
+  LayerSpec layer{group, index_in_group, {num_heads, g.num_kv_heads, g.head_dim, g.block_size, scale, softcap, window}};
+  int plan = 0;
+  while (plan < static_cast<int>(plans_.size()) && (plans_[at(plan)].group != group || plans_[at(plan)].window != window)) plan++;
+  if (plan == static_cast<int>(plans_.size())) {
+    AttentionPlan p;
+    p.group = group;
+    p.window = window;
+    plans_.push_back(std::move(p));
+  }
+  layers_.push_back(layer);
+  plan_of_layer_.push_back(plan);
+  return static_cast<int>(layers_.size()) - 1;
+}
+
+void Model::add_row_op(const RowOp& op, bool on_logits_rows) {
+  if (stages_.empty() || stages_.back().kind != Stage::Row || stages_.back().on_logits_rows != on_logits_rows) {
+    Stage stage;
+    stage.kind = Stage::Row;
+    stage.on_logits_rows = on_logits_rows;
+    stages_.push_back(std::move(stage));
+  }
+  stages_.back().row_ops.push_back(op);
+}
+
+void Model::add_linear(const LinearOp& op, bool on_logits_rows) {
+  bool joins = !stages_.empty() && stages_.back().kind == Stage::Linear && stages_.back().on_logits_rows == on_logits_rows;
+  if (joins)
+    for (const LinearOp& other : stages_.back().linear_ops)
+      joins = joins && other.out != op.x && other.out != op.residual && other.out != op.out && other.residual != op.out && other.x != op.out;
+  if (!joins) {
+    Stage stage;
+    stage.kind = Stage::Linear;
+    stage.on_logits_rows = on_logits_rows;
+    stages_.push_back(std::move(stage));
+  }
+  stages_.back().linear_ops.push_back(op);
+  stages_.back().num_panels += weights_[at(op.weight)].num_panels();
+  if (on_logits_rows) buffer_on_logits_[at(op.out)] = true;
+}
+
+void Model::add_attention(const AttentionOp& op) {
+  Stage stage;
+  stage.kind = Stage::Attention;
+  stage.attention = op;
+  stages_.push_back(std::move(stage));
+}
+
+KVLayer Model::kv_layer(const LayerSpec& layer) const {
+  const Group& g = groups_[at(layer.group)];
+  auto* base = reinterpret_cast<uint16_t*>(g.memory.data());
+  return {base + g.layer_values * at(layer.index_in_group), g.block_values};
+}
+
+void Model::ensure_capacity(const BatchView& batch) {
+  if (!next_task_) next_task_ = std::make_unique<std::atomic<int>[]>(stages_.size() + 1);
+  const int rows = std::max(batch.num_tokens, 1), logits = std::max(batch.num_logits_rows, 1);
+  const bool grow = rows > capacity_, grow_logits = logits > logits_capacity_;
+  if (grow) capacity_ = rows;
+  if (grow_logits) logits_capacity_ = logits;
+  for (size_t i = 0; i < buffers_.size(); i++) {
+    Buffer& b = buffers_[i];
+    const size_t size = b.stride * at(buffer_on_logits_[i] ? logits_capacity_ : capacity_);
+    if (b.data.size() < size) std::vector<float>(size).swap(b.data);  // old contents are of no use: no copy
+  }
+  if (grow) {
+    for (QuantBuffer& b : quant_buffers_) {
+      const size_t n = at(b.width) * at(capacity_);
+      b.q.resize(n);
+      b.scale.resize(n / 32);
+      b.scaled_sum.resize(n / 32);
+      b.sums.resize(n / 16);
+    }
+    for (Angles& a : angles_) {
+      a.cosines.resize(a.inv_freq.size() * at(capacity_));
+      a.sines.resize(a.inv_freq.size() * at(capacity_));
+    }
+  }
+  if (!scratch_[0].scores) {
+    int width = 16;
+    for (const Group& g : groups_) width = std::max(width, round_up(g.head_dim, 16));
+    for (size_t t = 0; t < scratch_.size(); t++) {
+      scratch_memory_[t].assign(at(MAX_ATTENTION_ROWS) * at(KEY_CHUNK + 2 * width) + 16, 0.0f);
+      float* p = scratch_memory_[t].data();
+      scratch_[t].scores = p;
+      scratch_[t].chunk_out = p + MAX_ATTENTION_ROWS * KEY_CHUNK;
+      scratch_[t].out = scratch_[t].chunk_out + MAX_ATTENTION_ROWS * width;
+    }
+  }
+}
+
+// A query tile holds as many tokens as fit MAX_ATTENTION_ROWS. A single query with a long context is split over
+// key chunks when there are too few tasks to keep the threads busy.
+void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const AttentionShape& shape) {
+  const int group = shape.num_heads / shape.num_kv_heads, tile = std::max(1, std::min(16, MAX_ATTENTION_ROWS / group));
+  const auto first_chunk = [&](int position) {
+    return shape.window > 0 && position >= shape.window ? (position - shape.window + 1) / KEY_CHUNK : 0;
+  };
+  long chunks_in_all = 0;
+  for (int r = 0; r < batch.num_requests; r++) {
+    const int last = batch.seq_lens[r] - 1, tokens = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
+    chunks_in_all += static_cast<long>(ceil_div(tokens, tile)) * (last / KEY_CHUNK - first_chunk(last) + 1) * shape.num_kv_heads;
+  }
+  const int chunks_per_task = static_cast<int>(std::max(1L, chunks_in_all / (pool_.num_threads() * TASKS_PER_THREAD)));
+  plan.tasks.clear();
+  plan.partial_of_token.assign(at(batch.num_tokens), -1);
+  plan.chunks_of_token.assign(at(batch.num_tokens), 0);
+  plan.partial_size = 0;
+  const size_t row_size = at(group) * at(round_up(shape.head_dim, 16) + 16);
+  for (int r = 0; r < batch.num_requests; r++) {
+    const int begin = batch.query_start_loc[r], end = batch.query_start_loc[r + 1], start = batch.seq_lens[r] - (end - begin);
+    for (int token = begin; token < end; token += tile) {
+      const int n = std::min(tile, end - token), first = start + token - begin;
+      const int chunk0 = first_chunk(first), chunk1 = (first + n - 1) / KEY_CHUNK + 1;
+      const bool split = pool_.num_threads() > 1 && end - begin == 1 && chunk1 - chunk0 > chunks_per_task;
+      if (!split) {
+        for (int h = 0; h < shape.num_kv_heads; h++) plan.tasks.push_back({r, token, n, h, chunk0, chunk1, -1});
+        continue;
+      }
+      plan.partial_of_token[at(token)] = static_cast<ptrdiff_t>(plan.partial_size);
+      plan.chunks_of_token[at(token)] = chunk1 - chunk0;
+      for (int h = 0; h < shape.num_kv_heads; h++) {
+        for (int c = chunk0; c < chunk1; c += chunks_per_task)
+          plan.tasks.push_back({r, token, 1, h, c, std::min(c + chunks_per_task, chunk1),
+                                static_cast<ptrdiff_t>(plan.partial_size + row_size * at(c - chunk0))});
+        plan.partial_size += row_size * at(chunk1 - chunk0);
+      }
+    }
+  }
+  if (partial_.size() < plan.partial_size) partial_.resize(plan.partial_size);
+}
+
+void Model::plan_stage(Stage& stage, const BatchView& batch) {
+  const int rows = stage.on_logits_rows ? batch.num_logits_rows : batch.num_tokens, threads = pool_.num_threads();
+  if (rows == 0) {
+    stage.num_tasks = 0;
+  } else if (stage.kind == Stage::Row) {
+    stage.rows_per_task = std::max(1, std::min(16, ceil_div(rows, threads)));
+    stage.num_tasks = ceil_div(rows, stage.rows_per_task);
+  } else if (stage.kind == Stage::Linear) {
+    const int row_tiles = ceil_div(rows, LINEAR_ROWS);
+    const int even = ceil_div(stage.num_panels * row_tiles, threads * TASKS_PER_THREAD);
+    stage.panels_per_task = std::max(1, row_tiles > 1 ? std::min(even, LINEAR_PANELS) : even);
+    stage.num_tasks = row_tiles * ceil_div(stage.num_panels, stage.panels_per_task);
+  } else {
+    stage.num_tasks = static_cast<int>(plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks.size());
+  }
+}
+
+const float* Model::forward(const BatchView& batch) {
+  ensure_capacity(batch);
+  std::vector<bool> planned(plans_.size(), false);
+  for (size_t i = 0; i < layers_.size(); i++) {
+    const size_t plan = at(plan_of_layer_[i]);
+    if (!planned[plan]) plan_attention(batch, plans_[plan], layers_[i].shape);
+    planned[plan] = true;
+  }
+  for (size_t g = 0; g < groups_.size(); g++)
+    for (int t = 0; t < batch.num_tokens; t++) groups_[g].touched[at(batch.slot_mapping[g][t] / groups_[g].block_size)] = 1;
+  for (size_t i = 0; i < stages_.size(); i++) {
+    plan_stage(stages_[i], batch);
+    next_task_[i].store(0, std::memory_order_relaxed);
+  }
+  pool_.run([&](int thread) { run_stages(thread, batch); });
+  profile_steps_ += profile_;
+  return buffers_[at(logits_buffer_)].data.data();
+}
+
+void Model::run_stages(int thread, const BatchView& batch) {
+  using clock = std::chrono::steady_clock;
+  for (size_t i = 0; i < stages_.size(); i++) {
+    const Stage& stage = stages_[i];
+    const auto start = profile_ && thread == 0 ? clock::now() : clock::time_point();
+    for (int task = next_task_[i].fetch_add(1, std::memory_order_relaxed); task < stage.num_tasks;
+         task = next_task_[i].fetch_add(1, std::memory_order_relaxed))
+      run_task(stage, task, thread, batch);
+    pool_.barrier();
+    if (profile_ && thread == 0) {
+      const int kind = stage.kind == Stage::Linear && stage.on_logits_rows ? 3 : static_cast<int>(stage.kind);
+      profile_s_[kind] += std::chrono::duration<double>(clock::now() - start).count();
+    }
+  }
+}
+
+void Model::run_task(const Stage& stage, int task, int thread, const BatchView& batch) {
+  if (stage.kind == Stage::Linear) return run_linear(stage, task, batch);
+  if (stage.kind == Stage::Attention) return run_attention(stage, task, thread, batch);
+  const int rows = stage.on_logits_rows ? batch.num_logits_rows : batch.num_tokens;
+  const int begin = task * stage.rows_per_task, end = std::min(rows, begin + stage.rows_per_task);
+  for (int row = begin; row < end; row++)
+    for (const RowOp& op : stage.row_ops) run_row_op(op, row, batch);
+}
+
+void Model::run_row_op(const RowOp& op, int row, const BatchView& batch) {
+  const auto buffer = [&](int i) -> Buffer& { return buffers_[at(i)]; };
+  switch (op.kind) {
+    case RowOp::Embed: {
+      Buffer& out = buffer(op.out);
+      unpack_row(weights_[at(op.weight)], batch.token_ids[row], out.row(row));
+      if (op.value != 1.0f)
+        for (int i = 0; i < out.width; i++) out.row(row)[i] *= op.value;
+      return;
+    }
+    case RowOp::Norm:
+      return kernels_->rms_norm_row(buffer(op.a).row(row), vectors_[at(op.weight)].data(), op.value, buffer(op.a).width, op.width,
+                                    buffer(op.out).row(row));
+    case RowOp::Angles: {
+      Angles& a = angles_[at(op.b)];
+      const size_t half = a.inv_freq.size(), offset = half * at(row);
+      return kernels_->rope_angles(batch.positions[row], a.inv_freq.data(), static_cast<int>(half), a.factor, a.cosines.data() + offset,
+                                   a.sines.data() + offset);
+    }
+    case RowOp::Rope: {
+      const Angles& a = angles_[at(op.b)];
+      const size_t half = a.inv_freq.size(), offset = half * at(row);
+      return kernels_->rope_row(buffer(op.a).row(row), a.cosines.data() + offset, a.sines.data() + offset, buffer(op.a).width / op.width,
+                                op.width, static_cast<int>(half), buffer(op.out).row(row));
+    }
+    case RowOp::WriteKV: {
+      const LayerSpec& layer = layers_[at(op.layer)];
+      return kernels_->write_kv(layer.shape, kv_layer(layer), batch.slot_mapping[at(layer.group)][row], buffer(op.a).row(row),
+                                buffer(op.b).row(row));
+    }
+    case RowOp::Gated:
+      return kernels_->gated_row(buffer(op.a).row(row), buffer(op.b).row(row), buffer(op.a).width, op.gelu, buffer(op.out).row(row));
+    case RowOp::Add:
+      return kernels_->add_row(buffer(op.a).row(row), buffer(op.b).row(row), buffer(op.a).width, buffer(op.out).row(row));
+    case RowOp::Quantize:
+      return kernels_->quantize_row(buffer(op.a).row(row), quant_buffers_[at(op.out)].rows(), row);
+    case RowOp::Gather:
+      std::memcpy(buffer(op.out).row(row), buffer(op.a).row(batch.logits_rows[row]), at(buffer(op.a).width) * sizeof(float));
+      return;
+    case RowOp::Softcap:
+      return kernels_->softcap_row(buffer(op.a).row(row), buffer(op.a).width, op.value);
+    case RowOp::MergeAttention: {
+      const LayerSpec& layer = layers_[at(op.layer)];
+      const AttentionPlan& plan = plans_[at(plan_of_layer_[at(op.layer)])];
+      if (plan.partial_of_token[at(row)] < 0) return;
+      const int group = layer.shape.num_heads / layer.shape.num_kv_heads, chunks = plan.chunks_of_token[at(row)];
+      const size_t head_size = at(chunks) * at(group) * at(round_up(layer.shape.head_dim, 16) + 16);
+      for (int h = 0; h < layer.shape.num_kv_heads; h++)
+        kernels_->merge_partial(layer.shape, partial_.data() + plan.partial_of_token[at(row)] + static_cast<ptrdiff_t>(head_size * at(h)), chunks,
+                                h, buffer(op.out).row(row));
+      return;
+    }
+  }
+}
+
+void Model::run_linear(const Stage& stage, int task, const BatchView& batch) {
+  const int rows = stage.on_logits_rows ? batch.num_logits_rows : batch.num_tokens;
+  const int panel_tasks = ceil_div(stage.num_panels, stage.panels_per_task);
+  const int row0 = task / panel_tasks * LINEAR_ROWS, row1 = std::min(rows, row0 + LINEAR_ROWS);
+  int first = task % panel_tasks * stage.panels_per_task;
+  const int last = std::min(stage.num_panels, first + stage.panels_per_task);
+  int offset = 0;
+  for (const LinearOp& op : stage.linear_ops) {
+    const PackedWeight& w = weights_[at(op.weight)];
+    const int begin = std::max(first, offset) - offset, end = std::min(last - offset, w.num_panels());
+    offset += w.num_panels();
+    if (begin >= end) continue;
+    Buffer& out = buffers_[at(op.out)];
+    Buffer& x = buffers_[at(op.x)];
+    LinearTarget target{out.data.data(), out.stride, op.bias < 0 ? nullptr : vectors_[at(op.bias)].data(), nullptr, 0};
+    if (op.residual >= 0) {
+      target.residual = buffers_[at(op.residual)].data.data();
+      target.residual_stride = buffers_[at(op.residual)].stride;
+    }
+    const QuantRows quant = op.quant < 0 ? QuantRows{} : quant_buffers_[at(op.quant)].rows();
+    kernels_->linear(w, quant, x.data.data(), x.stride, row0, row1, begin, end, target);
+  }
+}
+
+void Model::run_attention(const Stage& stage, int task, int thread, const BatchView& batch) {
+  const LayerSpec& layer = layers_[at(stage.attention.layer)];
+  const AttentionTask& t = plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(task)];
+  Buffer& q = buffers_[at(stage.attention.q)];
+  Buffer& out = buffers_[at(stage.attention.out)];
+  const size_t g = at(layer.group);
+  kernels_->attend(layer.shape, kv_layer(layer), batch.block_tables[g] + batch.block_table_strides[g] * at(t.request), q.row(t.first_token),
+                   q.stride, batch.positions[t.first_token], t.num_tokens, t.kv_head, t.chunk0, t.chunk1, scratch_[at(thread)],
+                   out.row(t.first_token), out.stride, t.partial < 0 ? nullptr : partial_.data() + t.partial);
+}
+
+void Model::sample(const SampleArgs& args, int num_rows) {
+  std::atomic<int> next{0};
+  const int vocab = args.vocab_size;
+  pool_.run([&](int) {
+    SampleScratch scratch(vocab);
+    for (int row = next.fetch_add(1); row < num_rows; row = next.fetch_add(1)) kernels_->sample_row(args, row, scratch);
+  });
+}
+
+void Model::copy_block(int group, int source, int target) {
+  Group& g = groups_[at(group)];
+  if (source < 0 || target < 0 || source >= g.num_blocks || target >= g.num_blocks) throw std::out_of_range("no such block");
+  const size_t bytes = g.block_values * 2;
+  std::memcpy(g.memory.data() + bytes * at(target), g.memory.data() + bytes * at(source), bytes);
+  g.touched[at(target)] = 1;
+}
+
+void Model::poison() {
+  for (Group& g : groups_) std::memset(g.memory.data(), 0xff, g.memory.num_bytes());
+  for (Buffer& b : buffers_) std::memset(b.data.data(), 0xff, b.data.size() * sizeof(float));
+  for (QuantBuffer& b : quant_buffers_) std::memset(b.scale.data(), 0xff, b.scale.size() * sizeof(float));
+  std::memset(partial_.data(), 0xff, partial_.size() * sizeof(float));
+  for (auto& memory : scratch_memory_) std::memset(memory.data(), 0xff, memory.size() * sizeof(float));
+}
+
+size_t Model::kv_bytes_resident() const {
+  size_t bytes = 0;
+  for (const Group& g : groups_)
+    for (uint8_t touched : g.touched) bytes += touched ? g.block_values * 2 : 0;
+  return bytes;
+}
+
+std::vector<std::pair<std::string, double>> Model::take_profile() {
+  std::vector<std::pair<std::string, double>> result = {
+      {"row", profile_s_[0]}, {"linear", profile_s_[1]}, {"attention", profile_s_[2]}, {"head", profile_s_[3]},
+      {"steps", static_cast<double>(profile_steps_)}};
+  std::fill(profile_s_, profile_s_ + 4, 0.0);
+  profile_steps_ = 0;
+  return result;
+}
+
+}  // namespace pagoda

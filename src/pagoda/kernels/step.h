@@ -1,0 +1,168 @@
+// A model as stages that all threads run together: one native call a step, a barrier only between stages.
+//
+//   row stage        ops on single rows, one after the other, for a range of rows (norm, quantise, rope, ...)
+//   linear stage     matrix products that do not depend on each other (q, k and v; gate and up)
+//   attention stage  one tile of queries of one KV head, or a few key chunks of one query, a task
+//
+// Stages are cut into tasks that threads take from a counter. Which thread runs a task never changes a result.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "common/kernel_table.h"
+#include "common/thread_pool.h"
+
+namespace pagoda {
+
+struct RowOp {
+  enum Kind { Embed, Norm, Angles, Rope, WriteKV, Gated, Add, Quantize, Gather, Softcap, MergeAttention } kind;
+  int a = -1, b = -1, out = -1;  // buffers; for Angles and Rope `b` is the table of angles
+  int weight = -1;               // vector or packed weight
+  int layer = -1;                // WriteKV, MergeAttention
+  int width = 0;                 // Norm: run of columns; Rope: head dim
+  float value = 0.0f;            // Norm: eps; Embed: scale; Softcap: cap
+  bool gelu = false;
+};
+
+struct LinearOp {
+  int x, quant, out, weight, bias, residual;  // buffers and weights; -1: none. `quant` for quantised weights
+};
+
+struct AttentionOp {
+  int q, out, layer;
+};
+
+struct Stage {
+  enum Kind { Row, Linear, Attention } kind;
+  bool on_logits_rows = false;
+  std::vector<RowOp> row_ops;
+  std::vector<LinearOp> linear_ops;
+  AttentionOp attention{};
+  int num_tasks = 0, rows_per_task = 1, panels_per_task = 1, num_panels = 0;
+};
+
+struct LayerSpec {
+  int group, index_in_group;
+  AttentionShape shape;
+};
+
+// The arrays of one step; see runtime/forward_batch.py.
+struct BatchView {
+  int num_tokens, num_requests, num_logits_rows;
+  const int32_t *token_ids, *positions, *query_start_loc, *seq_lens, *logits_rows;
+  std::vector<const int32_t*> block_tables, slot_mapping;  // by layer group
+  std::vector<size_t> block_table_strides;
+};
+
+class Model {
+ public:
+  Model(const Kernels* kernels, int num_threads);
+
+  int add_weight(int file_type, const uint8_t* data, size_t row_bytes, int rows, int cols);
+  int add_vector(const float* data, int size);
+  int add_buffer(int width);                       // float rows
+  int add_quant_buffer(int width);                 // rows of quantised activations
+  int add_angles(const float* inv_freq, int half, float factor);
+  int add_group(int num_layers, int num_kv_heads, int head_dim, int num_blocks, int block_size);
+  int add_layer(int group, int index_in_group, int num_heads, float scale, float softcap, int window);
+
+  void add_row_op(const RowOp& op, bool on_logits_rows);
+  void add_linear(const LinearOp& op, bool on_logits_rows);
+  void add_attention(const AttentionOp& op);
+  void set_logits(int buffer) { logits_buffer_ = buffer; }
+
+  // Runs a step and returns logits [num_logits_rows] rows of `logits_stride()` floats, valid until the next call.
+  const float* forward(const BatchView& batch);
+  size_t logits_stride() const { return buffers_[static_cast<size_t>(logits_buffer_)].stride; }
+  int logits_width() const { return buffers_[static_cast<size_t>(logits_buffer_)].width; }
+
+  void sample(const SampleArgs& args, int num_rows);
+  void copy_block(int group, int source, int target);
+  // Fills KV memory and every buffer with NaN: no result may depend on what was there before.
+  void poison();
+  size_t kv_bytes_resident() const;
+  size_t weight_bytes() const { return arena_.num_bytes(); }
+  int num_threads() const { return pool_.num_threads(); }
+  const Kernels& kernels() const { return *kernels_; }
+  const PackedWeight& weight(int i) const { return weights_[static_cast<size_t>(i)]; }
+  // Seconds spent by stage kind and the number of steps, since the last call.
+  std::vector<std::pair<std::string, double>> take_profile();
+  void set_profile(bool on) { profile_ = on; }
+
+ private:
+  struct Buffer {
+    int width = 0;
+    size_t stride = 0;
+    std::vector<float> data;
+    float* row(int r) { return data.data() + stride * static_cast<size_t>(r); }
+  };
+  struct QuantBuffer {
+    int width = 0, capacity = 0;
+    std::vector<int8_t> q;
+    std::vector<float> scale, scaled_sum;
+    std::vector<int32_t> sums;
+    QuantRows rows() { return {width, q.data(), scale.data(), scaled_sum.data(), sums.data()}; }
+  };
+  struct Angles {
+    std::vector<float> inv_freq;
+    float factor = 1.0f;
+    std::vector<float> cosines, sines;  // [num_tokens, half]
+  };
+  struct Group {
+    int num_layers, num_kv_heads, head_dim, num_blocks, block_size;
+    size_t layer_values, block_values;  // of one layer's part of a block, of a block
+    Mapping memory;
+    std::vector<uint8_t> touched;
+  };
+  struct AttentionTask {
+    int request, first_token, num_tokens, kv_head, chunk0, chunk1;
+    ptrdiff_t partial;  // offset of this task's partial results, or -1
+  };
+  // How one step's attention is cut up. Layers of the same span and shape share a plan.
+  struct AttentionPlan {
+    int group, window;
+    std::vector<AttentionTask> tasks;
+    std::vector<ptrdiff_t> partial_of_token;  // offset of the token's first partial result, or -1
+    std::vector<int> chunks_of_token;
+    size_t partial_size = 0;
+  };
+
+  void ensure_capacity(const BatchView& batch);
+  void plan_attention(const BatchView& batch, AttentionPlan& plan, const AttentionShape& shape);
+  void plan_stage(Stage& stage, const BatchView& batch);
+  void run_stages(int thread, const BatchView& batch);
+  void run_task(const Stage& stage, int task, int thread, const BatchView& batch);
+  void run_row_op(const RowOp& op, int row, const BatchView& batch);
+  void run_linear(const Stage& stage, int task, const BatchView& batch);
+  void run_attention(const Stage& stage, int task, int thread, const BatchView& batch);
+  KVLayer kv_layer(const LayerSpec& layer) const;
+  AttentionPlan& plan_for(const LayerSpec& layer);
+
+  const Kernels* kernels_;
+  ThreadPool pool_;
+  Arena arena_;
+  std::vector<PackedWeight> weights_;
+  std::vector<std::vector<float>> vectors_;
+  std::vector<Buffer> buffers_;
+  std::vector<QuantBuffer> quant_buffers_;
+  std::vector<Angles> angles_;
+  std::vector<Group> groups_;
+  std::vector<LayerSpec> layers_;
+  std::vector<int> plan_of_layer_;
+  std::vector<AttentionPlan> plans_;
+  std::vector<Stage> stages_;
+  std::unique_ptr<std::atomic<int>[]> next_task_;
+  std::vector<std::vector<float>> scratch_memory_;
+  std::vector<AttentionScratch> scratch_;
+  std::vector<float> partial_;
+  int capacity_ = 0, logits_capacity_ = 0, logits_buffer_ = -1;
+  std::vector<bool> buffer_on_logits_;
+  bool profile_ = false;
+  double profile_s_[4] = {};
+  long profile_steps_ = 0;
+};
+
+}  // namespace pagoda
