@@ -7,6 +7,7 @@ outputs["x"].outputs[0].text == "ab"
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,7 @@ def scripted_engine(
     cache: CacheConfig | None = None,
     tokenizer: Tokenizer | None = None,
     with_tokenizer: bool = True,
+    clock: Callable[[], float] = time.monotonic,
     **engine_options: Any,
 ) -> Engine:
     """An engine whose executor follows `script`. One layer group for each of `windows`."""
@@ -90,6 +92,7 @@ def scripted_engine(
         spec,
         blocks,
         cache=cache or CacheConfig(block_size=block_size),
+        clock=clock,
     )
     if with_tokenizer and tokenizer is None:
         tokenizer = byte_tokenizer()
@@ -100,6 +103,7 @@ def scripted_engine(
         max_model_len=max_model_len,
         tokenizer=tokenizer,
         eos_token_ids={EOS},
+        clock=clock,
         **engine_options,
     )
 

@@ -143,7 +143,7 @@ def play(engine: Engine, arrivals: Sequence[Arrival]) -> dict[int, list[RequestO
 def test_company_memory_and_chunks_change_nothing(
     arrivals: list[Arrival], num_blocks: int, budget: int, caching: bool
 ) -> None:
-    """Principle 5; E09, A24, A26, B10: preempted, cached, chunked or in any company, the answer is the same.
+    """Principle 5; E09, A24, A26: preempted, cached, chunked or in any company, the answer is the same.
 
     A request that was aborted, or that the pool could not hold to its end, has the beginning of it.
     """

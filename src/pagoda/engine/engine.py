@@ -185,6 +185,7 @@ class Engine:
                 self._choices.pop(request.request_id, None)
             for choice in changed:
                 choice.finish(FinishReason.ABORT.value)
+                group.note_finished()
             outputs += self._hand_out(group, changed, self._clock())
         return outputs
 
@@ -219,10 +220,12 @@ class Engine:
             group.add_prompt_logprobs(delta.prompt_logprobs)
             if not delta.sampled and not delta.finished:
                 continue  # part of a prompt: nobody is told before there is a token
-            if delta.sampled:
-                group.note_tokens(now_s)
+            num_tokens_before = len(choice.token_ids)
             self._advance(choice, delta)
+            if delta.sampled:
+                group.note_tokens(len(choice.token_ids) - num_tokens_before, now_s)
             if choice.finished:
+                group.note_finished()
                 del self._choices[delta.request_id]
             changed.setdefault(group.request_id, []).append(choice)
         outputs = []

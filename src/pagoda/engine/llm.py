@@ -210,7 +210,7 @@ class LLM:
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str) or (len(prompts) > 0 and hasattr(prompts[0], "__index__")):
         return [cast("Prompt", prompts)]
     return list(cast("Sequence[Prompt]", prompts))
 

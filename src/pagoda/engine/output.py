@@ -1,4 +1,8 @@
-"""What a request gives back, shaped like vLLM's `RequestOutput`."""
+"""What a request gives back, shaped like vLLM's `RequestOutput`.
+
+The dataclasses are not frozen only because a frozen one takes twice as long to make, and one of each is
+made for every streamed token.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ class Logprob(NamedTuple):
 TokenLogprobs = Mapping[int, Logprob]  # by token id: the token itself first, then the best, best first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionOutput:
     """One choice of a request.
 
@@ -55,7 +59,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestMetrics:
     """Times of a request on the engine's clock, in seconds; None where it has not happened.
 
@@ -87,7 +91,7 @@ class RequestMetrics:
         return None if self.finished_s is None else self.finished_s - self.arrival_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     """A request's answer: all of it, or with `OutputKind.DELTA` what the step added.
 

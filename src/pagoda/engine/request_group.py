@@ -36,33 +36,42 @@ class RequestGroup:
         self._finished_s: float | None = None
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]  # nothing predicts the first token
         self._prompt_logprobs_taken = requests[0].params.prompt_logprobs is None
+        self._num_output_tokens = 0
+        self._num_unfinished = len(choices)
 
     @property
     def finished(self) -> bool:
-        return all(choice.finished for choice in self.choices)
+        return self._num_unfinished == 0
 
     def add_prompt_logprobs(self, logprobs: Sequence[PromptLogprob]) -> None:
         for entry in logprobs:
             assert entry.position == len(self._prompt_logprobs), "prompt log-probabilities out of order"
             self._prompt_logprobs.append(described_logprobs(entry.token, entry.top_logprobs, self._tokenizer))
 
-    def note_tokens(self, now_s: float) -> None:
+    def note_tokens(self, num_tokens: int, now_s: float) -> None:
+        """A step has brought tokens for one choice."""
+        self._num_output_tokens += num_tokens
         self._first_token_s = now_s if self._first_token_s is None else self._first_token_s
         self._last_token_s = now_s
 
+    def note_finished(self) -> None:
+        """One choice has ended."""
+        self._num_unfinished -= 1
+
     def take_output(self, now_s: float, changed: Sequence[Choice]) -> RequestOutput | None:
         """What to hand out now; `changed` are the choices with news. None when nothing is due yet."""
-        if self.finished:
-            self._finished_s = now_s
-        if self._output_kind is OutputKind.FINAL and not self.finished:
+        finished = self._num_unfinished == 0
+        if self._output_kind is OutputKind.FINAL and not finished:
             return None
+        if finished:
+            self._finished_s = now_s
         is_delta = self._output_kind is OutputKind.DELTA
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
             outputs=[c.take_delta() for c in changed] if is_delta else [c.cumulative() for c in self.choices],
-            finished=self.finished,
+            finished=finished,
             num_cached_tokens=self.requests[0].num_cached_tokens,
             metrics=self._metrics(),
             prompt_logprobs=self._take_prompt_logprobs(is_delta),
@@ -75,14 +84,14 @@ class RequestGroup:
         return self._prompt_logprobs
 
     def _metrics(self) -> RequestMetrics:
-        scheduled = [r.first_scheduled_s for r in self.requests if r.first_scheduled_s is not None]
+        first = self.requests[0]  # its siblings came with it, so it is scheduled first
         return RequestMetrics(
-            arrival_s=self.requests[0].arrival_s,
-            first_scheduled_s=min(scheduled, default=None),
+            arrival_s=first.arrival_s,
+            first_scheduled_s=first.first_scheduled_s,
             first_token_s=self._first_token_s,
             last_token_s=self._last_token_s,
             finished_s=self._finished_s,
             num_prompt_tokens=len(self._prompt_token_ids),
-            num_output_tokens=sum(len(choice.token_ids) for choice in self.choices),
+            num_output_tokens=self._num_output_tokens,
             num_preemptions=sum(r.num_preemptions for r in self.requests),
         )

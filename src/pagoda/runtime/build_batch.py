@@ -68,6 +68,8 @@ def _padded(tables: Sequence[array[int]]) -> Int32Array:
 
 
 def _logits_rows(requests: Sequence[ScheduledRequest], query_start_loc: Int32Array) -> Int32Array:
+    if all(r.num_prompt_logprobs is None for r in requests):
+        return (query_start_loc[1:] - 1)[[r.sampling is not None for r in requests]]
     rows: list[int] = []
     for r, first, end in zip(
         requests, query_start_loc[:-1].tolist(), query_start_loc[1:].tolist(), strict=True
