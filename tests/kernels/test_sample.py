@@ -416,6 +416,14 @@ def test_top_logprobs_are_best_first_with_ties_by_lower_id_and_as_many_as_asked(
     assert (np.isnan(result.top_logprobs) == (result.top_token_ids == -1)).all()
 
 
+def test_unlikely_tokens_count_when_there_are_many(sample: Sampler) -> None:
+    row = np.full((1, 262_144), -25, np.float32)
+    row[0, 200_001] = 0
+    result = sample(row, make_batch(1, temperature=0, num_logprobs=0))
+    assert result.token_ids == [200_001]
+    np.testing.assert_allclose(result.logprobs, -math.log1p(262_143 * math.exp(-25)), rtol=0.01)
+
+
 # ---- seeds, and rows as company ----
 
 

@@ -37,8 +37,7 @@ inline int draw_token(const SampleArgs& a, int row, const TokenLogits& t, Sample
   }
   int64_t total = k > 0 ? walk_tokens(order, k, ANY_AMOUNT).weight : total_weight(t, w);
   if (a.top_p[row] < 1.0f) {
-    const int64_t needed = share_of(a.top_p[row], static_cast<double>(total));
-    total = walk_tokens(order, ANY_AMOUNT, needed < 1 ? 1 : needed).weight;
+    total = walk_tokens(order, ANY_AMOUNT, share_of(a.top_p[row], static_cast<double>(total))).weight;
   }
   const uint64_t word = random_word(a.seed[row], a.counter[row]);
   const uint64_t target = static_cast<uint64_t>(static_cast<unsigned __int128>(word) * static_cast<uint64_t>(total) >> 64);

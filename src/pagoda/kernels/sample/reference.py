@@ -96,7 +96,7 @@ def choose_token(raw: Float32Array, batch: SamplingBatch, row: int) -> int:
     cumulative = np.cumsum(weights[order])
     top_p = float(batch.top_p[row])
     if top_p < 1.0:
-        needed = max(1, math.ceil(top_p * float(cumulative[-1])))
+        needed = math.ceil(top_p * float(cumulative[-1]))
         cumulative = cumulative[: np.searchsorted(cumulative, needed) + 1]
     target = (random_word(int(batch.seed[row]), int(batch.counter[row])) * int(cumulative[-1])) >> 64
     return int(order[np.searchsorted(cumulative, target, side="right")])
@@ -146,7 +146,7 @@ def token_weights(logits: Float32Array, temperature: np.float32) -> NDArray[np.i
     n = round(x * log2 e), ties to even; f = (x - n * LN2_HIGH) - n * LN2_LOW (Cody & Waite 1980);
     the Taylor polynomial of degree 7 at f in Horner's form, without fused operations, times 2^n. Relative
     error under 1e-8, far below that of float32 logits. Tokens more than 31.2 temperatures below the
-    largest have weight 0, which together is at most 1e-8 of the probability.
+    largest have weight 0; rounding moves at most 1e-8 of the probability, all tokens taken together.
     """
     with np.errstate(over="ignore"):
         scaled = (logits.astype(np.float64) - np.float64(logits.max())) * (1.0 / np.float64(temperature))
