@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,9 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(variable, str(tmp_path / name))
     for name in ("PAGODA_DEBUG", "PAGODA_ISA", "NO_COLOR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
+    if search_path := os.environ.get("PYTHONPATH"):  # for the processes that tests start elsewhere
+        folders = [str(Path(folder).absolute()) for folder in search_path.split(os.pathsep)]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +59,7 @@ def test_without_a_terminal_or_a_prompt_it_answers_and_exits(fetched: Path) -> N
 
 def test_a_chat_remembers_what_was_said(fetched: Path) -> None:
     arguments = ("-m", "pagoda", "run", "smollm2-135m", "--temperature", "0", "--max-tokens", "30")
-    with pseudo_terminal(*arguments, PYTHONPATH=os.environ.get("PYTHONPATH", "")) as person:
+    with pseudo_terminal(*arguments) as person:
         person.expect(PROMPT)
         person.type("My favourite colour is green.\n")
         first = person.expect(CLOSING)
