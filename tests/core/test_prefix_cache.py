@@ -103,6 +103,16 @@ def test_a_miss_inside_a_block_that_may_not_be_copied_says_so() -> None:
     assert request.prefix_miss == PrefixMiss(MissReason.PARTIAL_BLOCK, 4, 6, 40, 7)
 
 
+def test_what_has_been_cached_again_is_not_called_evicted() -> None:
+    h = Harness(num_blocks=3, cache=CacheConfig(block_size=4, enable_partial_block_reuse=False))
+    h.generate("a", A[:8], max_tokens=1)
+    h.generate("others", range(20, 32), max_tokens=1)
+    again = h.generate("again", A[:8], max_tokens=1)
+    assert again.prefix_miss is not None and again.prefix_miss.reason is MissReason.EVICTED
+    request = h.generate("b", A[:8], max_tokens=1)  # its second block is cached, and holds its last token
+    assert request.prefix_miss == PrefixMiss(MissReason.PARTIAL_BLOCK, 4, 7, 8, None)
+
+
 @pytest.mark.parametrize("off", ["config", "request", "prompt_logprobs"])
 def test_a_bypass_is_not_a_query(off: str) -> None:
     h = Harness(cache=CacheConfig(block_size=4, enable_prefix_caching=off != "config"))

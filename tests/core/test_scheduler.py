@@ -38,15 +38,26 @@ def test_answers_do_not_depend_on_budget_or_company(
 
 
 def test_requests_that_decode_are_not_held_up_by_a_long_prompt() -> None:
-    h = Harness(max_num_batched_tokens=8)
-    h.add("long", range(40), max_tokens=2)  # first in order, and still the others get theirs
-    h.step()
+    """The prompt comes first in order, and still the others get their token in every step."""
+    h = Harness(max_num_batched_tokens=8, scheduling_policy="priority")
     for i in range(3):
-        h.add(str(i), [i], max_tokens=10)
+        h.add(str(i), [i], max_tokens=30, priority=5)
+    h.step()
+    h.add("long", range(40), max_tokens=2, priority=0)
     while h.requests["long"].num_computed_tokens < 40:
-        before = [r.num_output_tokens for r in h.requests.values() if r.num_output_tokens]
         step = h.step()
-        assert step is not None and len(step.requests) > len(before)
+        assert step is not None
+        assert {r.request_id: len(r.token_ids) for r in step.requests} == {"long": 5, "0": 1, "1": 1, "2": 1}
+
+
+def test_nobody_overtakes_a_request_that_waits_for_room() -> None:
+    h = Harness(num_blocks=8)
+    h.add("running", [1] * 20, max_tokens=8)
+    h.step()
+    h.add("large", [2] * 16, max_tokens=1)
+    h.add("small", [3], max_tokens=1)
+    h.run()
+    assert [e.request_id for e in h.events_of(RequestScheduled)] == ["running", "large", "small"]
 
 
 def test_every_budget_is_used_up() -> None:

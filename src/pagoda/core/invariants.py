@@ -209,6 +209,9 @@ def _check_tables(scheduler: Scheduler) -> None:
     running = {i for i, r in scheduler.requests.items() if r.status is RequestStatus.RUNNING}
     if running != set(kv.sequences):
         _fail("I6", f"{running} run and {set(kv.sequences)} hold blocks")
+    for request_id, request in scheduler.requests.items():
+        if request_id not in running and request.num_computed_tokens:
+            _fail("I6", f"{request_id} has no blocks for its {request.num_computed_tokens} tokens")
     if not set(kv.lookup.pending.values()) <= running:
         _fail("I10", "requests wait for a block that nobody is computing")
     for request_id, sequence in kv.sequences.items():

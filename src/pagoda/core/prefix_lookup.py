@@ -83,6 +83,8 @@ class PrefixLookup:
         cached_token_id = None
         if nearest is not None and num_common < nearest.num_tokens:
             cached_token_id = array("i", nearest.token_bytes)[num_common]
+            if cached_token_id == request.token_ids[position]:
+                cached_token_id = None  # the last token, which is computed even where it is cached
         hashes = self.block_hashes(request)
         if index < len(hashes) and self._cache.was_evicted(hashes[index]):
             reason = MissReason.EVICTED

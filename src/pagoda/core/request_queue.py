@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from typing import overload
 
 from pagoda.config import SchedulerConfig
 from pagoda.core.request import Request
@@ -21,7 +22,11 @@ class RequestQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    def __getitem__(self, index: int) -> Request:
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Request]: ...
+    def __getitem__(self, index: int | slice) -> Request | list[Request]:
         return self._requests[index]
 
     def add(self, request: Request) -> None:

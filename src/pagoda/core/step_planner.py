@@ -19,7 +19,6 @@ class _StepPlan:
     """A step in the making."""
 
     budget: int
-    num_decodes_left: int  # running requests that want one token, get it first, and are still to come
     requests: list[Request] = field(default_factory=list)
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
@@ -51,8 +50,7 @@ class StepPlanner:
 
     def plan(self) -> tuple[SchedulerOutput, list[Request]] | None:
         """The next step and its requests, in the same order; None when there is nothing to compute."""
-        num_decodes = sum(r.num_tokens - r.num_computed_tokens == 1 for r in self._running)
-        plan = _StepPlan(self._config.max_num_batched_tokens, num_decodes)
+        plan = _StepPlan(self._config.max_num_batched_tokens)
         self._schedule_running(plan)
         self._schedule_waiting(plan)
         self._kv.end_planning()
@@ -65,18 +63,20 @@ class StepPlanner:
         while index < len(self._running) and plan.budget > 0:
             request = self._running[index]
             num_tokens = request.num_tokens - request.num_computed_tokens
-            if num_tokens == 1:
-                plan.num_decodes_left -= 1
-            else:
-                num_tokens = self._chunk(num_tokens, plan)
+            if num_tokens > 1:
+                num_tokens = self._chunk(num_tokens, plan.budget - self._num_decodes_from(index + 1))
             if num_tokens > 0:
-                num_tokens = self._make_room(request, num_tokens, plan)
+                num_tokens = self._make_room(request, num_tokens)
                 if num_tokens == 0:
                     break  # it was the last in order and has been preempted itself
                 self._plan_tokens(request, num_tokens, plan)
             index += 1
 
-    def _make_room(self, request: Request, num_tokens: int, plan: _StepPlan) -> int:
+    def _num_decodes_from(self, index: int) -> int:
+        """Running requests that want one token. They get it before any prefill: somebody is reading."""
+        return sum(r.num_tokens - r.num_computed_tokens == 1 for r in self._running[index:])
+
+    def _make_room(self, request: Request, num_tokens: int) -> int:
         """Tokens that the request can have, at most `num_tokens`. Others are preempted, last in order
         first and the request itself at the end, until there is room for one at least."""
         while True:
@@ -84,8 +84,6 @@ class StepPlanner:
             if num_fitting > 0:
                 return num_fitting
             victim = self._running[-1]
-            if victim is not request and victim.num_tokens - victim.num_computed_tokens == 1:
-                plan.num_decodes_left -= 1
             self._preempt(victim)
             if victim is request:
                 return 0
@@ -120,7 +118,7 @@ class StepPlanner:
             hit = hit.without_copy(self._kv.block_size)
             if not self._has_room(request, hit):
                 return False
-        num_tokens = self._chunk(request.num_tokens - hit.num_tokens, plan)
+        num_tokens = self._chunk(request.num_tokens - hit.num_tokens, plan.budget)
         num_tokens = self._kv.num_tokens_that_fit(request, num_tokens, hit)
         if num_tokens == 0:
             return False
@@ -136,23 +134,15 @@ class StepPlanner:
         return True
 
     def _has_room(self, request: Request, hit: PrefixHit) -> bool:
-        """A request that has been preempted asks for more room each time, so that it does not come back
-        only to be preempted again. Alone, what it has must fit and nothing else."""
-        if not self._running:
-            spare = [0] * len(self._num_spare_blocks)
-            return self._kv.has_room(request, hit, request.num_tokens, (), spare)
-        num_headroom = self._kv.block_size * (2**request.num_preemptions - 1)
-        num_tokens = min(
-            request.num_tokens + num_headroom, max(request.num_tokens, request.max_num_tokens - 1)
-        )
-        return self._kv.has_room(request, hit, num_tokens, self._running, self._num_spare_blocks)
+        """For all tokens it has, not just for its first chunk, so that it is not preempted in its prefill.
+        While others run, the watermark stays free for them to grow into."""
+        spare = self._num_spare_blocks if len(self._running) else [0] * len(self._num_spare_blocks)
+        return self._kv.has_room(request, hit, request.num_tokens, self._running, spare)
 
-    def _chunk(self, num_tokens: int, plan: _StepPlan) -> int:
-        """Tokens of a prefill in this step. Requests that decode come first: they are waited for."""
-        num_tokens = min(num_tokens, plan.budget - plan.num_decodes_left)
-        if self._is_long(num_tokens):
-            return self._config.long_prefill_token_threshold
-        return num_tokens
+    def _chunk(self, num_tokens: int, budget: int) -> int:
+        """Tokens of a prefill in this step."""
+        num_tokens = min(num_tokens, budget)
+        return self._config.long_prefill_token_threshold if self._is_long(num_tokens) else num_tokens
 
     def _is_long(self, num_tokens: int) -> bool:
         return 0 < self._config.long_prefill_token_threshold < num_tokens
