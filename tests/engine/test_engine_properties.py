@@ -133,7 +133,7 @@ def play(engine: Engine, arrivals: Sequence[Arrival]) -> dict[int, list[RequestO
     }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     arrivals=st.lists(ARRIVALS, min_size=1, max_size=8),
     num_blocks=st.sampled_from([6, 9, 30]),
@@ -208,7 +208,7 @@ def test_failing_steps_end_requests_once_and_never_spoil_others(
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 8)])
-def test_thousands_of_aborted_requests_leave_nothing(windows: tuple[int | None, ...]) -> None:
+def test_hundreds_of_aborted_requests_leave_nothing(windows: tuple[int | None, ...]) -> None:
     """E09, E10, E12: tables stay flat whatever the state a request is in when its client leaves."""
     rng = np.random.default_rng(5)
     engine = scripted_engine(model, num_blocks=16, max_model_len=MAX_MODEL_LEN, windows=windows)
@@ -218,7 +218,7 @@ def test_thousands_of_aborted_requests_leave_nothing(windows: tuple[int | None, 
         SamplingParams(max_tokens=20, frequency_penalty=1.0, stop="ab"),
         SamplingParams(max_tokens=20, logit_bias={97: 2.0}),
     ]
-    for number in range(600):
+    for number in range(300):
         prompt = b"abc"[: 1 + number % 3] * int(rng.integers(1, 7))
         engine.add_request(str(number), prompt, params[number % 3])
         if rng.random() < 0.7:
@@ -228,5 +228,5 @@ def test_thousands_of_aborted_requests_leave_nothing(windows: tuple[int | None, 
             num_ended += len(engine.abort([str(r) for r in rng.choice(live, size=2, replace=False)]))
         assert len(engine._choices) == len(engine._groups) == len(engine.scheduler.requests) <= 6
     num_ended += len(engine.abort(list(engine._groups)))
-    assert num_ended == 600
+    assert num_ended == 300
     check_idle(engine)
