@@ -38,15 +38,17 @@ class ChatTemplate:
         self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
         environment = template_sandbox.TemplateEnvironment(now)
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.compile_source(source)
             parsed = environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelFileError(
                 f"the chat template is not valid, line {error.lineno}: {error.message}",
                 hint="pass another one with --chat-template",
             ) from None
-        except (jinja2.TemplateError, RecursionError, ValueError, OverflowError) as error:
+        except (jinja2.TemplateError, SyntaxError, ArithmeticError, ValueError) as error:
             raise ModelFileError(f"the chat template cannot be compiled: {error}") from None
+        except (RecursionError, MemoryError):
+            raise ModelFileError("the chat template is nested too deeply") from None
         self.variables: frozenset[str] = frozenset(jinja2.meta.find_undeclared_variables(parsed))
 
     @property
@@ -102,10 +104,11 @@ class ChatTemplate:
     def _render(self, variables: dict[str, Any]) -> str:
         import jinja2
 
-        from pagoda.engine import template_sandbox
+        from pagoda.engine import template_sandbox, template_work
 
+        max_work = template_work.MAX_WORK + len(variables["messages"]) * template_work.WORK_PER_MESSAGE
         try:
-            return template_sandbox.render(self._template, variables)
+            return template_sandbox.render(self._template, variables, max_work)
         except template_sandbox.TemplateRaisedError as error:
             raise RequestError(str(error), param="messages", hint=self._hint(variables)) from None
         except RequestError:
@@ -132,4 +135,5 @@ def _cut_at_continuation(text: str) -> str:
             param="continue_final_message",
         )
     keeps_spaces = text.startswith(" ", end + 1)
-    return text[:end] if keeps_spaces else text[:end].rstrip()
+    text = text[:end] if keeps_spaces else text[:end].rstrip()
+    return text.replace(_CONTINUE_HERE + " " * keeps_spaces, "")  # templates may show a message twice

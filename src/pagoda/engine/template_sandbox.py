@@ -12,7 +12,6 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
@@ -21,62 +20,44 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_WORK = 200_000_000  # about a second: characters copied, plus WORK_PER_STEP for each call and iteration
-WORK_PER_STEP = 100
-MAX_OUTPUT_CHARS = 32_000_000
-_MAX_INTEGER_BITS = 4096
+from pagoda.engine import template_work as work
 
-# Stand in rendered text for "no user wrote this": noncharacters, which interchanged text never holds.
-# https://www.unicode.org/faq/private_use.html#noncharacters
-NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+_MAX_INDENT = 64
+
+# Filters that look at their first argument's items, not at what those hold.
+_SHALLOW_FILTERS = frozenset(
+    {"attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "reject"}
+    | {"rejectattr", "reverse", "select", "selectattr", "slice"}
+)
+_PADDING_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "truncate", "wordwrap"})
+_PADDING_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "to_bytes", "zfill"})
+_USELESS_FILTERS = ("pprint", "urlize", "xmlattr")  # costly, and of no use in a prompt
 
 
 class TemplateRaisedError(jinja2.TemplateError):
     """The template called `raise_exception`; the message is the template's own."""
 
 
-class WorkLimitError(SecurityError):
-    """The template asked for more work than any real one needs."""
-
-
-class Work:
-    """What one rendering may still do."""
-
-    def __init__(self, max_work: int = MAX_WORK) -> None:
-        self._left = max_work
-
-    def charge(self, amount: int) -> None:
-        self._left -= amount
-        if self._left < 0:
-            raise WorkLimitError("the chat template loops too long or builds too much text")
-
-
-# The rendering under way in this thread or task; none while a template is compiled.
-_work: ContextVar[Work | None] = ContextVar("pagoda_template_work", default=None)
-
-
-def render(template: jinja2.Template, variables: Mapping[str, Any], max_work: int = MAX_WORK) -> str:
+def render(template: jinja2.Template, variables: Mapping[str, Any], max_work: int = work.MAX_WORK) -> str:
     """Render within a budget of work. Raises what the template raises, and `WorkLimitError`."""
-    token = _work.set(Work(max_work))
-    try:
+    with work.budget(max_work):
         pieces, num_chars = [], 0
         for piece in template.generate(variables):
             pieces.append(piece)
             num_chars += len(piece)
-            if num_chars > MAX_OUTPUT_CHARS:
-                raise WorkLimitError(f"the chat template's text is longer than {MAX_OUTPUT_CHARS} characters")
+            if num_chars > work.MAX_OUTPUT_CHARS:
+                limit = f"the chat template's text is longer than {work.MAX_OUTPUT_CHARS} characters"
+                raise work.WorkLimitError(limit)
         return "".join(pieces)
-    finally:
-        _work.reset(token)
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox with every loop, call, operator and filter charged to the rendering's budget."""
+    """The sandbox with every loop, call, comparison, operator and filter charged to the budget."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -87,34 +68,47 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             extensions=[loopcontrols, _GenerationTag],
             finalize=_charged_output,
         )
-        for name in ("urlize", "xmlattr", "pprint"):  # costly, and of no use in a prompt
+        for name in _USELESS_FILTERS:
             del self.filters[name]
-        for name, function in self.filters.items():
-            self.filters[name] = _charged_filter(function)
-        self.filters["tojson"] = _to_json
-        self.filters["_counted"] = _counted
-        self.filters["_joined"] = _joined
         del self.globals["lipsum"]
-        self.globals["range"] = _bounded_range
-        self.globals["dict"] = _new_dict
-        self.globals["namespace"] = _PublicNamespace
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = lambda format: now().strftime(format)
+        self.filters = {name: _charged_filter(name, function) for name, function in self.filters.items()}
+        self.tests = {name: _charged_test(function) for name, function in self.tests.items()}
+        self.filters |= {"tojson": _to_json, "_counted": _counted, "_joined": _joined, "_walked": _walked}
+        self.globals |= {
+            "range": _charged_range,
+            "dict": lambda *args, **kwargs: dict(*args, **kwargs),
+            "namespace": _PublicNamespace,
+            "raise_exception": _raise_exception,
+            "strftime_now": lambda format: now().strftime(format),
+        }
+
+    def compile_source(self, source: str) -> jinja2.Template:
+        """Compile within a budget: Jinja evaluates constant expressions meanwhile."""
+        with work.budget():
+            return self.from_string(source)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        _CountLoops().visit(template)
+        _ChargeNodes().visit(template)
         return template
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        _charge_arguments(args, kwargs)
-        owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, str):
-            _charge_string_method(owner, __obj.__name__, args)
+        work.charge(work.CALL)
+        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(owner, (str, bytes, int, list, tuple)):
+            if name in _PADDING_METHODS:
+                work.refuse_wide([*args, *kwargs.values()])
+            if isinstance(owner, str):
+                work.charge_text_method(name, owner, [*args, *kwargs.values()])
+            else:
+                work.charge_walk([owner, args])
+        elif isinstance(__obj, Macro) and __obj.catch_varargs:
+            work.charge_walk(args)  # they become a tuple, which can be hashed
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        _charge_operator(operator, left, right)
+        work.charge_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
 
@@ -128,18 +122,35 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _CountLoops(NodeTransformer):
-    """Route what a loop iterates over, and what `~` joins, through filters that charge for it."""
+class _ChargeNodes(NodeTransformer):
+    """Routes through filters what the sandbox has no hook for: loops, `~`, comparisons and tuples."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = nodes.Filter(node.iter, "_counted", [], [], None, None, lineno=node.lineno)
+        node.iter = _filtered(node.iter, "_counted")
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        parts = nodes.List(node.nodes, lineno=node.lineno)
-        return nodes.Filter(parts, "_joined", [], [], None, None, lineno=node.lineno)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_joined")
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _filtered(node.expr, "_walked")
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, "_walked")
+        return node
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "_walked") if node.ctx == "load" else node
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Expr:
+    if isinstance(node, nodes.Const):
+        return node
+    assert isinstance(node, nodes.Expr)
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 class _PublicNamespace(Namespace):
@@ -162,17 +173,14 @@ def _require_public(name: object) -> None:
         raise SecurityError(f"a chat template's namespace cannot hold {name!r}: it begins with an underscore")
 
 
-def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
-
-
 def _raise_exception(message: object) -> None:
+    work.charge_walk(message)
     raise TemplateRaisedError(str(message))
 
 
-def _bounded_range(*bounds: int) -> range:
+def _charged_range(*bounds: int) -> range:
     numbers = range(*bounds)
-    _charge(WORK_PER_STEP * len(numbers))
+    work.charge(work.STEP * len(numbers))
     return numbers
 
 
@@ -184,14 +192,15 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as transformers writes it for templates: no escapes for HTML, none for Unicode unless asked."""
-    if isinstance(indent, int) and indent > 64:
-        raise WorkLimitError("tojson: indent is at most 64")
+    if indent is not None and (len(indent) if isinstance(indent, str) else indent) > _MAX_INDENT:
+        raise work.WorkLimitError(f"tojson: indent is at most {_MAX_INDENT}")
+    work.charge_walk(value)
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     if ensure_ascii:  # noncharacters stay themselves, so that marks set before rendering are found after it
         text = re.sub(r"(\\\\)|\\u(fdd[0-9a-f]|fde[0-9a-f])", _unescape_noncharacter, text)
-    _charge(len(text))
+    work.charge(len(text))
     return text
 
 
@@ -199,76 +208,64 @@ def _unescape_noncharacter(match: re.Match[str]) -> str:
     return match[1] or chr(int(match[2], 16))
 
 
-def _counted(value: Any) -> Iterator[Any]:
-    for item in value:
-        _charge(WORK_PER_STEP)
+def _counted(items: Any) -> Iterator[Any]:
+    for item in items:
+        work.charge(work.STEP)
         yield item
 
 
 def _joined(parts: list[Any]) -> str:
-    text = "".join(map(str, parts))
-    _charge(WORK_PER_STEP + len(text))
-    return text
+    work.charge(work.STEP)
+    work.charge_walk(parts)
+    return "".join(map(str, parts))
 
 
-def _charged_output(value: Any) -> Any:
-    _charge(WORK_PER_STEP + _size(value))
+def _walked(value: Any) -> Any:
+    work.charge(work.STEP)
+    work.charge_walk(value)
     return value
 
 
-def _charged_filter(function: Callable[..., Any]) -> Callable[..., Any]:
+def _charged_output(value: Any) -> Any:
+    work.charge(work.STEP)
+    work.charge_walk(value)
+    return value
+
+
+def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    has_context = hasattr(function, "jinja_pass_arg")
+
     @functools.wraps(function)
     def charged(*args: Any, **kwargs: Any) -> Any:
-        _charge_arguments(args, kwargs)
-        texts = [arg for arg in args if isinstance(arg, str)]
-        if texts and function.__name__ in ("do_replace", "do_format"):
-            _charge_string_method(texts[0], function.__name__.removeprefix("do_"), tuple(texts[1:]))
+        value, *options = args[1:] if has_context else args
+        options += kwargs.values()
+        work.charge(work.FILTER)
+        if name in _PADDING_FILTERS:
+            work.refuse_wide(options)
+        (work.charge_size if name in _SHALLOW_FILTERS else work.charge_walk)(value)
+        if name == "join":  # the separator is the text, the items are the argument
+            separator = next((option for option in options if isinstance(option, str)), "")
+            work.charge_text_method(name, separator, [value])
+        elif isinstance(value, str):
+            work.charge_text_method(name, value, options)
+        else:
+            work.charge_walk(options)
         result = function(*args, **kwargs)
-        _charge(_size(result))
+        work.charge_size(result)
         return result
 
     return charged
 
 
-def _charge_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Each argument costs its size; a number, such as a width, costs its value."""
-    _charge(WORK_PER_STEP + sum(map(_size, args)) + sum(map(_size, kwargs.values())))
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, int) and not isinstance(value, bool):
-            _charge(abs(value))
+def _charged_test(function: Any) -> Callable[..., Any]:
+    has_context = hasattr(function, "jinja_pass_arg")
 
+    @functools.wraps(function)
+    def charged(*args: Any) -> Any:
+        work.charge(work.STEP)
+        operands = args[1:] if has_context else args
+        if len(operands) > 1:  # a comparison; the others only look at the value itself
+            work.charge_walk(operands)
+        return function(*args)
 
-def _charge_string_method(owner: str, name: str, args: tuple[Any, ...]) -> None:
-    if name in ("format", "format_map", "__mod__") and re.search(r"\d{5}|\{[^{}]*\{|%[^a-zA-Z%]*\*", owner):
-        raise WorkLimitError("a format string in the chat template has too wide a field")
-    texts = [arg for arg in args if isinstance(arg, str)]
-    if name == "replace" and len(texts) >= 2:
-        _charge(owner.count(texts[0]) * len(texts[1]))
-    elif name == "join" and args:
-        _charge(len(owner) * _size(args[0]))
-    _charge(len(owner))
-
-
-def _charge_operator(operator: str, left: Any, right: Any) -> None:
-    _charge(WORK_PER_STEP + _size(left) + _size(right))
-    if operator == "%" and isinstance(left, str):
-        _charge_string_method(left, "__mod__", ())
-    elif isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-        if bits > _MAX_INTEGER_BITS:
-            raise WorkLimitError("a number in the chat template is too large")
-    elif operator == "*" and (isinstance(left, int) or isinstance(right, int)):
-        _charge(
-            (left if isinstance(left, int) else _size(left))
-            * (right if isinstance(right, int) else _size(right))
-        )
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, (str, list, tuple, dict)) else 0
-
-
-def _charge(amount: int) -> None:
-    work = _work.get()
-    if work is not None:
-        work.charge(max(amount, 0))
+    return charged
