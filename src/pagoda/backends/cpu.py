@@ -153,7 +153,7 @@ class _Lowering:
                 )
                 for rope in dict.fromkeys(self.program.config.ropes):
                     self.angles[rope] = native.add_angles(
-                        np.asarray(rope.inv_freq, np.float32), rope.attention_factor
+                        np.asarray(rope.inv_freq, np.float64), rope.attention_factor
                     )
                     native.row_op("angles", b=self.angles[rope])
             case RMSNorm():

@@ -21,7 +21,9 @@ namespace {
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
 const Kernels* choose_kernels(const std::string& isa) {
@@ -93,7 +95,7 @@ NB_MODULE(_native, m) {
       .def("add_vector", [](Model& self, const Floats& v) { return self.add_vector(v.data(), static_cast<int>(v.size())); })
       .def("add_buffer", &Model::add_buffer, nb::arg("width"))
       .def("add_quant_buffer", &Model::add_quant_buffer, nb::arg("width"))
-      .def("add_angles", [](Model& self, const Floats& f, float factor) { return self.add_angles(f.data(), static_cast<int>(f.size()), factor); },
+      .def("add_angles", [](Model& self, const Doubles& f, float factor) { return self.add_angles(f.data(), static_cast<int>(f.size()), factor); },
            nb::arg("inv_freq"), nb::arg("factor"))
       .def("add_group", &Model::add_group, nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("num_blocks"),
            nb::arg("block_size"))
@@ -122,6 +124,11 @@ NB_MODULE(_native, m) {
       .def("sample", &sample_on_model)
       .def("copy_block", &Model::copy_block, nb::call_guard<nb::gil_scoped_release>())
       .def("poison", &Model::poison)
+      .def("write_kv",
+           [](Model& self, int layer, const Ints& slots, const FloatRows& keys, const FloatRows& values) {
+             self.write_kv(layer, slots.data(), keys.data(), values.data(), static_cast<int>(slots.size()));
+           })
+      .def("write_buffer", [](Model& self, int buffer, const FloatRows& rows) { self.write_buffer(buffer, rows.data(), static_cast<int>(rows.shape(0))); })
       .def("unpack_row",
            [](Model& self, int weight, int row) {
              const PackedWeight& w = self.weight(weight);

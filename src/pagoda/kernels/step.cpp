@@ -65,7 +65,7 @@ int Model::add_quant_buffer(int width) {
   return static_cast<int>(quant_buffers_.size()) - 1;
 }
 
-int Model::add_angles(const float* inv_freq, int half, float factor) {
+int Model::add_angles(const double* inv_freq, int half, float factor) {
   Angles a;
   a.inv_freq.assign(inv_freq, inv_freq + half);
   a.factor = factor;
@@ -139,9 +139,9 @@ KVLayer Model::kv_layer(const LayerSpec& layer) const {
   return {base + g.layer_values * at(layer.index_in_group), g.block_values};
 }
 
-void Model::ensure_capacity(const BatchView& batch) {
+void Model::ensure_capacity(int num_rows, int num_logits_rows) {
   if (!next_task_) next_task_ = std::make_unique<std::atomic<int>[]>(stages_.size() + 1);
-  const int rows = std::max(batch.num_tokens, 1), logits = std::max(batch.num_logits_rows, 1);
+  const int rows = std::max(num_rows, 1), logits = std::max(num_logits_rows, 1);
   const bool grow = rows > capacity_, grow_logits = logits > logits_capacity_;
   if (grow) capacity_ = rows;
   if (grow_logits) logits_capacity_ = logits;
@@ -235,7 +235,7 @@ void Model::plan_stage(Stage& stage, const BatchView& batch) {
 }
 
 const float* Model::forward(const BatchView& batch) {
-  ensure_capacity(batch);
+  ensure_capacity(batch.num_tokens, batch.num_logits_rows);
   std::vector<bool> planned(plans_.size(), false);
   for (size_t i = 0; i < layers_.size(); i++) {
     const size_t plan = at(plan_of_layer_[i]);
@@ -369,12 +369,25 @@ void Model::run_attention(const Stage& stage, int task, int thread, const BatchV
 }
 
 void Model::sample(const SampleArgs& args, int num_rows) {
+  sample_scratch_.resize(at(pool_.num_threads()));
+  for (auto& scratch : sample_scratch_)
+    if (!scratch) scratch = std::make_unique<SampleScratch>(args.vocab_size);
   std::atomic<int> next{0};
-  const int vocab = args.vocab_size;
-  pool_.run([&](int) {
-    SampleScratch scratch(vocab);
-    for (int row = next.fetch_add(1); row < num_rows; row = next.fetch_add(1)) kernels_->sample_row(args, row, scratch);
+  pool_.run([&](int thread) {
+    for (int row = next.fetch_add(1); row < num_rows; row = next.fetch_add(1)) kernels_->sample_row(args, row, *sample_scratch_[at(thread)]);
   });
+}
+
+void Model::write_buffer(int buffer, const float* rows, int num_rows) {
+  ensure_capacity(num_rows, num_rows);
+  Buffer& b = buffers_[at(buffer)];
+  for (int r = 0; r < num_rows; r++) std::memcpy(b.row(r), rows + at(r) * at(b.width), at(b.width) * sizeof(float));
+}
+
+void Model::write_kv(int layer, const int32_t* slots, const float* keys, const float* values, int num_tokens) {
+  const LayerSpec& spec = layers_[at(layer)];
+  const size_t width = at(spec.shape.num_kv_heads) * at(spec.shape.head_dim);
+  for (int t = 0; t < num_tokens; t++) kernels_->write_kv(spec.shape, kv_layer(spec), slots[t], keys + width * at(t), values + width * at(t));
 }
 
 void Model::copy_block(int group, int source, int target) {

@@ -65,7 +65,7 @@ class Model {
   int add_vector(const float* data, int size);
   int add_buffer(int width);                       // float rows
   int add_quant_buffer(int width);                 // rows of quantised activations
-  int add_angles(const float* inv_freq, int half, float factor);
+  int add_angles(const double* inv_freq, int half, float factor);
   int add_group(int num_layers, int num_kv_heads, int head_dim, int num_blocks, int block_size);
   int add_layer(int group, int index_in_group, int num_heads, float scale, float softcap, int window);
 
@@ -80,6 +80,10 @@ class Model {
   int logits_width() const { return buffers_[static_cast<size_t>(logits_buffer_)].width; }
 
   void sample(const SampleArgs& args, int num_rows);
+  // Rows of a buffer from outside: kernel tests and benchmarks run single ops on them.
+  void write_buffer(int buffer, const float* rows, int num_rows);
+  // Keys and values [num_tokens, kv heads * head dim] of one layer into slots of its group.
+  void write_kv(int layer, const int32_t* slots, const float* keys, const float* values, int num_tokens);
   void copy_block(int group, int source, int target);
   // Fills KV memory and every buffer with NaN: no result may depend on what was there before.
   void poison();
@@ -107,7 +111,7 @@ class Model {
     QuantRows rows() { return {width, q.data(), scale.data(), scaled_sum.data(), sums.data()}; }
   };
   struct Angles {
-    std::vector<float> inv_freq;
+    std::vector<double> inv_freq;
     float factor = 1.0f;
     std::vector<float> cosines, sines;  // [num_tokens, half]
   };
@@ -130,7 +134,7 @@ class Model {
     size_t partial_size = 0;
   };
 
-  void ensure_capacity(const BatchView& batch);
+  void ensure_capacity(int num_rows, int num_logits_rows);
   void plan_attention(const BatchView& batch, AttentionPlan& plan, const AttentionShape& shape);
   void plan_stage(Stage& stage, const BatchView& batch);
   void run_stages(int thread, const BatchView& batch);
@@ -157,6 +161,7 @@ class Model {
   std::unique_ptr<std::atomic<int>[]> next_task_;
   std::vector<std::vector<float>> scratch_memory_;
   std::vector<AttentionScratch> scratch_;
+  std::vector<std::unique_ptr<SampleScratch>> sample_scratch_;  // a thread; made by the first call
   std::vector<float> partial_;
   int capacity_ = 0, logits_capacity_ = 0, logits_buffer_ = -1;
   std::vector<bool> buffer_on_logits_;

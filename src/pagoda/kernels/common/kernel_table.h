@@ -22,7 +22,7 @@ struct Kernels {
                  const LinearTarget&);
   void (*quantize_row)(const float* x, const QuantRows&, int row);
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int row_width, int width, float* out);
-  void (*rope_angles)(int position, const float* inv_freq, int half, float factor, float* cosines, float* sines);
+  void (*rope_angles)(int position, const double* inv_freq, int half, float factor, float* cosines, float* sines);
   void (*rope_row)(const float* x, const float* cosines, const float* sines, int num_heads, int head_dim, int half, float* out);
   void (*gated_row)(const float* gate, const float* up, int width, bool gelu, float* out);
   void (*add_row)(const float* a, const float* b, int width, float* out);

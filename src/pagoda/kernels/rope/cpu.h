@@ -8,9 +8,9 @@ namespace pagoda {
 namespace PAGODA_ISA {
 
 // cos and sin [half] of one position. Angles are taken in double: positions reach a million.
-inline void rope_angles(int position, const float* inv_freq, int half, float factor, float* cosines, float* sines) {
+inline void rope_angles(int position, const double* inv_freq, int half, float factor, float* cosines, float* sines) {
   for (int i = 0; i < half; i++) {
-    const double angle = static_cast<double>(position) * static_cast<double>(inv_freq[i]);
+    const double angle = static_cast<double>(position) * inv_freq[i];
     cosines[i] = static_cast<float>(::cos(angle)) * factor;
     sines[i] = static_cast<float>(::sin(angle)) * factor;
   }
