@@ -22,6 +22,13 @@ def test_block_hashes_are_the_same_in_every_process() -> None:
     root = root_hash("model", 4, encode_extra_keys([ExtraKey("salt", b"a")]))
     tokens = b"".join(t.to_bytes(4, "little") for t in (1, 2, 3, 4))
     assert hash_block(root, tokens).hex().startswith("6e04da09419ddf89")
+    others = [
+        (root, tokens, b"extra"),
+        (tokens, root, b""),
+        (root, tokens[4:], b""),
+        (b"\0" * 32, tokens, b""),
+    ]
+    assert len({hash_block(root, tokens), *(hash_block(*other) for other in others)}) == 5
     h = Harness(cache=CacheConfig(block_size=4, cache_namespace="model"))
     h.generate("a", A, cache_salt="a")
     assert h.events_of(BlockCached)[0].block_hash == hash_block(root, tokens)

@@ -133,14 +133,24 @@ def test_only_a_prompt() -> None:
 
 
 def test_prompt_logprobs_come_once_even_when_their_request_is_preempted() -> None:
-    h = Harness(num_blocks=10, max_num_batched_tokens=5)
+    """In mid-prompt: its first rows are computed again, and not told again."""
+    h = Harness(num_blocks=10, max_num_batched_tokens=2)
     h.add("a", [1] * 8, max_tokens=24)
-    h.step()
-    h.step()
-    h.add("b", [*range(20)], max_tokens=4, prompt_logprobs=0)
+    h.add("b", range(20), max_tokens=4, prompt_logprobs=0)
     h.run()
+    assert any(0 < e.num_computed_tokens < 20 for e in h.events_of(RequestPreempted))
     h.check_answer("b")
     assert len(h.prompt_logprobs["b"]) == 19
+
+
+def test_a_stop_token_before_min_tokens_ends_nothing() -> None:
+    """It is masked; should it come all the same, it is a token like any other."""
+    request = make_request("a", [1], max_tokens=3, min_tokens=2, stop_token_ids=(7,))
+    request.max_num_tokens = 4
+    request.append_output(7)
+    assert request.check_end() is None
+    request.append_output(7)
+    assert request.check_end() == (FinishReason.STOP, 7)
 
 
 @pytest.mark.parametrize(
