@@ -32,7 +32,7 @@ def fetched(surroundings: Path) -> Path:
 
 
 def test_the_capital_of_france_is_paris_and_nothing_is_written(fetched: Path, surroundings: Path) -> None:
-    question = ["-p", "What is the capital of France?", "--temperature", "0"]
+    question = ["-p", "What is the capital of France?", "--temperature", "0", "--max-tokens", "40"]
     process = subprocess.run(
         [sys.executable, "-m", "pagoda", "run", "smollm2-135m", *question], capture_output=True, text=True
     )
@@ -48,7 +48,7 @@ def test_the_capital_of_france_is_paris_and_nothing_is_written(fetched: Path, su
 
 def test_without_a_terminal_or_a_prompt_it_answers_and_exits(fetched: Path) -> None:
     process = subprocess.run(
-        [sys.executable, "-m", "pagoda", "run", "smollm2-135m", "--temperature", "0"],
+        [sys.executable, "-m", "pagoda", "run", "smollm2-135m", "--temperature", "0", "--max-tokens", "40"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
