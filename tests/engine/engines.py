@@ -20,7 +20,8 @@ from pagoda.core.scheduler import Scheduler
 from pagoda.core.step import SchedulerOutput
 from pagoda.engine.engine import Engine
 from pagoda.engine.output import RequestOutput
-from pagoda.engine.tokenizer import Tokenizer, byte_alphabet
+from pagoda.engine.token_bytes import byte_alphabet
+from pagoda.engine.tokenizer import Tokenizer
 from pagoda.sampling_params import SamplingParams
 from pagoda.sim.scripted_executor import Script, ScriptedExecutor
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from pagoda.engine.added_tokens import AddedTokens
 
@@ -47,7 +48,7 @@ class SpmEncoder:
         self._user_defined = user_defined
         self._unknown_id = unknown_id
         self._space_prefix = space_prefix
-        self._words = _word_pattern(piece_ids)
+        self._word_boundary = _word_boundary(piece_ids)
         self._cached_words: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
@@ -60,7 +61,7 @@ class SpmEncoder:
             if isinstance(part, int):
                 token_ids.append(part)
             else:
-                for word in self._words.findall(part):
+                for word in self._word_boundary.split(part):
                     token_ids += self._encode_word(word)
         return token_ids
 
@@ -132,10 +133,14 @@ class SpmEncoder:
         return token_ids
 
 
-def _word_pattern(piece_ids: Mapping[str, int]) -> re.Pattern[str]:
-    """Where text may be cut without changing its ids: before a space, if no piece goes on past one."""
-    spaces = re.escape(SPACE_SYMBOL)
-    crosses_space = re.search(f"[^\n{spaces}]{spaces}", "\n".join(piece_ids))
-    if crosses_space or any(SPACE_SYMBOL in piece for piece in piece_ids if "\n" in piece):
-        return re.compile(r"(?s).+")
-    return re.compile(f"{spaces}*[^{spaces}]+|{spaces}+")
+def _word_boundary(piece_ids: Mapping[str, int]) -> re.Pattern[str]:
+    """Where a cut does not change the ids: before a space, unless some piece goes on across such a space.
+
+    Gemma, for one, has the piece ">▁</", so its text is not cut between ">" and a space.
+    """
+    before_space = {SPACE_SYMBOL}
+    for piece in piece_ids:
+        if piece.rfind(SPACE_SYMBOL) > 0:
+            before_space.update(a for a, b in pairwise(piece) if b == SPACE_SYMBOL)
+    no_cut_after = "".join(map(re.escape, sorted(before_space)))
+    return re.compile(f"(?<=[^{no_cut_after}])(?={SPACE_SYMBOL})")

@@ -7,11 +7,13 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from pagoda.engine.added_tokens import AddedTokens
+from pagoda.engine.byte_level import ByteLevelEncoder
 from pagoda.engine.chat_messages import map_strings, normalize_messages, plain_data
 from pagoda.engine.chat_template import ChatTemplate
 from pagoda.engine.detokenizer import IncrementalDetokenizer
-from pagoda.engine.pretokenizers import build_normalizer, build_pre_tokenizer, find_pre_tokenizer
+from pagoda.engine.pretokenizers import find_pre_tokenizer
 from pagoda.engine.spm import SPACE_SYMBOL, SpmEncoder
+from pagoda.engine.token_bytes import TokenBytes, parse_byte_token
 from pagoda.engine.vocabulary import TokenType, Vocabulary, ids_of_type, read_array, require_length
 from pagoda.errors import ModelFileError, RequestError, UnsupportedError
 
@@ -201,100 +203,15 @@ class Tokenizer:
         return token_ids
 
 
-class TokenBytes:
-    """Token id to bytes, worked out on first use."""
-
-    def __init__(self, vocabulary: Vocabulary, *, byte_level: bool) -> None:
-        self._vocabulary = vocabulary
-        self._byte_by_symbol = (
-            {symbol: byte for byte, symbol in enumerate(byte_alphabet())} if byte_level else {}
-        )
-        self._known: list[bytes | None] = [None] * len(vocabulary.texts)
-
-    def __getitem__(self, token_id: int) -> bytes:
-        if token_id < 0:
-            raise IndexError(f"there is no token {token_id}")
-        if token_id >= len(self._known):
-            return b""
-        known = self._known[token_id]
-        if known is None:
-            known = self._known[token_id] = self._bytes_of(token_id)
-        return known
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        text, kind = self._vocabulary.texts[token_id], self._vocabulary.types[token_id]
-        if token_id in self._vocabulary.control_ids:
-            return text.encode()
-        if kind == TokenType.BYTE:
-            byte = parse_byte_token(text)
-            return text.encode() if byte is None else bytes([byte])
-        if not self._byte_by_symbol:
-            return text.replace(SPACE_SYMBOL, " ").encode()
-        if kind == TokenType.USER_DEFINED:
-            return text.encode()
-        try:
-            return bytes(self._byte_by_symbol[symbol] for symbol in text)
-        except KeyError:  # not in the byte alphabet: the file spells this token as plain text
-            return text.encode()
-
-
-def byte_alphabet() -> list[str]:
-    """The characters that stand for bytes in byte-level BPE: themselves if they print, else from U+0100 on.
-
-    Source: Radford et al. 2019, GPT-2.
-    """
-    symbols = []
-    num_replaced = 0
-    for byte in range(256):
-        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
-            symbols.append(chr(byte))
-        else:
-            symbols.append(chr(0x100 + num_replaced))
-            num_replaced += 1
-    return symbols
-
-
-def parse_byte_token(text: str) -> int | None:
-    """The value of a byte token, spelled `<0x0A>`."""
-    if len(text) != 6 or not text.startswith("<0x") or not text.endswith(">"):
-        return None
-    try:
-        return int(text[3:5], 16)
-    except ValueError:
-        return None
-
-
-class _ByteLevelEncoder:
-    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre_tokenizer_name: str | None) -> None:
-        from tokenizers import Tokenizer as BackendTokenizer
-        from tokenizers import models
-
-        spec = find_pre_tokenizer(pre_tokenizer_name)
-        pairs = [tuple(merge.split(" ")) for merge in merges]
-        ids = dict(zip(vocabulary.texts, range(len(vocabulary.texts)), strict=True))
-        try:
-            model = models.BPE(vocab=ids, merges=pairs, ignore_merges=spec.ignore_merges)  # type: ignore[arg-type]
-        except Exception as error:
-            raise ModelFileError(f"tokenizer.ggml.merges do not fit the vocabulary: {error}") from None
-        self._backend = BackendTokenizer(model)
-        self._backend.pre_tokenizer = build_pre_tokenizer(spec)
-        normalizer = build_normalizer(spec)
-        if normalizer is not None:
-            self._backend.normalizer = normalizer
-
-    def encode(self, text: str) -> list[int]:
-        token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return token_ids
-
-
 def _build_byte_level(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
     merges = read_array(metadata, "merges")
     if merges is None:
         raise ModelFileError(
             "the model file holds no merges for its byte-level vocabulary (tokenizer.ggml.merges)"
         )
-    pre_tokenizer_name = metadata.get("tokenizer.ggml.pre")
-    encoder = _ByteLevelEncoder(vocabulary, merges, pre_tokenizer_name)
+    pre_tokenizer = find_pre_tokenizer(metadata.get("tokenizer.ggml.pre"))
+    token_ids = dict(zip(vocabulary.texts, range(len(vocabulary.texts)), strict=True))
+    encoder = ByteLevelEncoder(token_ids, merges, pre_tokenizer)
     text_tokens = {vocabulary.texts[index]: index for index in vocabulary.user_defined_ids}
     control_tokens = {vocabulary.texts[index]: index for index in vocabulary.control_ids}
     return Tokenizer(
@@ -302,9 +219,7 @@ def _build_byte_level(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> To
         encoder,
         TokenBytes(vocabulary, byte_level=True),
         (AddedTokens(text_tokens), AddedTokens({**text_tokens, **control_tokens})),
-        add_bos=bool(
-            metadata.get("tokenizer.ggml.add_bos_token", find_pre_tokenizer(pre_tokenizer_name).add_bos)
-        ),
+        add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", pre_tokenizer.add_bos)),
         add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
         has_space_prefix=False,
         chat_templates=_read_chat_templates(metadata),
