@@ -86,18 +86,18 @@ def test_greedy_choices_after_every_prompt(real: RealModel) -> None:
 
 
 def test_greedy_text_is_that_of_transformers(real: RealModel) -> None:
-    check_greedy_text(real, num_new_tokens=6)
+    check_greedy_text(real, num_prompts=2, num_new_tokens=4)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_long_greedy_text_is_that_of_transformers(real: RealModel) -> None:
-    check_greedy_text(real, num_new_tokens=64)
+    check_greedy_text(real, num_prompts=5, num_new_tokens=64)
 
 
-def check_greedy_text(real: RealModel, num_new_tokens: int) -> None:
+def check_greedy_text(real: RealModel, num_prompts: int, num_new_tokens: int) -> None:
     """Prefill in chunks, then decode one token at a time with all prompts in one batch."""
-    short = answers(real.golden)[:5]
+    short = answers(real.golden)[:num_prompts]
     texts = greedy(real.paged, [prompt for prompt, _, _ in short], num_new_tokens, chunk=10)
     for text, (_, ids, gaps) in zip(texts, short, strict=True):
         assert greedy_matches_until_gap(text, ids[:num_new_tokens], gaps[:num_new_tokens], min_gap=0.01)
