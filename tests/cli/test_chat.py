@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,16 @@ def chat(model: Path, *options: str, **environment: str) -> Iterator[PseudoTermi
     with pseudo_terminal(*arguments, **environment) as shown:
         shown.expect(PROMPT)
         yield shown
+
+
+def press_until(person: PseudoTerminal, key: str, pattern: str) -> None:
+    """Press as often as it takes: Python's line editor misses a Ctrl-C just before it begins to wait."""
+    for _ in range(5):
+        person.type(key)
+        with suppress(AssertionError):
+            person.expect(pattern, timeout_s=2.0)
+            return
+    raise AssertionError(f"{pattern!r} did not appear")
 
 
 def test_a_conversation_grows_and_its_prefix_is_not_computed_again(tiny_model: Path) -> None:
@@ -47,14 +57,15 @@ def test_a_conversation_grows_and_its_prefix_is_not_computed_again(tiny_model: P
 def test_ctrl_c_stops_the_answer_and_not_the_program(tiny_model: Path) -> None:
     with chat(tiny_model) as person:
         person.type("Hello\n")
-        person.expect(r"Hello\r\n(.*\r\n)*?[^\r\n]{4}")
+        person.expect(r"(?s)Hello\r\n.{10}")
         person.type("\x03")
         stopped = person.expect(CLOSING)
         assert stopped[4] == ", stopped"
         assert int(stopped[3]) < 3000
         person.expect(PROMPT)
-        person.type("half a line\x03")  # clears what is typed
-        person.expect("Ctrl-D or /exit leaves")
+        person.type("half a line")
+        person.expect("half a line")
+        press_until(person, "\x03", "Ctrl-D or /exit leaves")
         person.expect(PROMPT)
         person.type("/help\n")
         person.expect("/system TEXT")

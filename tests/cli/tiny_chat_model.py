@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pagoda.engine.tokenizer import byte_alphabet
 from tests.gguf_files import write_tiny_model
 from tests.models.tiny_checkpoints import TINY_MODELS
 
@@ -20,7 +19,7 @@ TEMPLATE = (
 
 def write_tiny_chat_model(path: Path, *, template: str | None = TEMPLATE, max_position: int = 4096) -> Path:
     """One token a byte. The end token is not among what the model likes, so answers go on until a limit."""
-    symbols = list(byte_alphabet())
+    symbols = byte_symbols()
     tokens = [*symbols, "<|im_start|>", "<|im_end|>"]
     model = replace(TINY_MODELS["llama-gqa"], vocab_size=len(tokens), max_position=max_position)
     metadata: dict[str, object] = {
@@ -35,3 +34,10 @@ def write_tiny_chat_model(path: Path, *, template: str | None = TEMPLATE, max_po
     if template is not None:
         metadata["tokenizer.chat_template"] = template
     return write_tiny_model(path, model, metadata=metadata)
+
+
+def byte_symbols() -> list[str]:
+    """The bytes as byte-level vocabularies write them: printable ones as they are, others from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(b) if b in printable else chr(0x100 + others.index(b)) for b in range(256)]
