@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from pagoda.engine.async_engine import AsyncLLM as AsyncLLM
     from pagoda.engine.llm import LLM as LLM
     from pagoda.engine.output import CompletionOutput as CompletionOutput
     from pagoda.engine.output import Logprob as Logprob
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     "LLM": "pagoda.engine.llm",
+    "AsyncLLM": "pagoda.engine.async_engine",
     "CompletionOutput": "pagoda.engine.output",
     "Logprob": "pagoda.engine.output",
     "RequestMetrics": "pagoda.engine.output",

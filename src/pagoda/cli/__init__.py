@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pagoda.cli import arguments, info, pull, run, terminal
+from pagoda.cli import arguments, info, pull, run, serve, terminal
 
-COMMANDS = (run, pull, info)
+COMMANDS = (serve, run, pull, info)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -44,7 +44,7 @@ def _machine_rows() -> Iterator[tuple[str, str]]:
     seen = f"{len(machine.affinity())} by affinity, {machine.num_physical_cores()} physical"
     yield "pagoda", __version__
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield "instruction set", _instruction_set()
+    yield "instruction set", instruction_set()
     yield (
         "cores",
         f"{machine.num_usable_cores()} used: {seen}, quota {'none' if quota is None else f'{quota:g}'}",
@@ -54,7 +54,7 @@ def _machine_rows() -> Iterator[tuple[str, str]]:
     yield "cache folder", str(cache_folder())
 
 
-def _instruction_set() -> str:
+def instruction_set() -> str:
     try:
         native = importlib.import_module("pagoda._native")
     except ImportError as error:

@@ -12,6 +12,7 @@ from pagoda import machine
 from pagoda.backends.base import Backend
 from pagoda.config import CacheConfig, SchedulerConfig
 from pagoda.core.cost import KVCacheSpec
+from pagoda.core.events import EventSink
 from pagoda.core.scheduler import Scheduler
 from pagoda.engine.engine import Engine
 from pagoda.engine.memory import default_kv_bytes, longest_sequence, plan_num_blocks
@@ -38,12 +39,14 @@ def load_engine(
     num_threads: int | None = None,
     seed: int | None = None,
     clock: Callable[[], float] = time.monotonic,
+    on_event: EventSink | None = None,
     progress: bool = False,
 ) -> Engine:
     """Find and open the model, reserve its KV cache, pack its weights and check that it answers.
 
     `max_model_len` takes the place of the scheduler configuration's; None is what the model was trained
     for, or less where the KV memory cannot hold it. `progress` shows fetching on stderr.
+    `on_event` receives what happens in the control plane (`core/events.py`).
 
     Raises:
         ModelNotFoundError, ModelFileError, UnsupportedError: from finding and reading the model.
@@ -66,7 +69,7 @@ def load_engine(
         check_logits(compiled, spec, tokenizer.encode(SENTENCE))
         engine = Engine(
             ModelRunner(compiled, spec, num_blocks),
-            Scheduler(scheduler, spec, num_blocks, cache=cache, clock=clock),
+            Scheduler(scheduler, spec, num_blocks, cache=cache, clock=clock, on_event=on_event),
             vocab_size=config.vocab_size,
             max_model_len=scheduler.max_model_len,
             tokenizer=tokenizer,

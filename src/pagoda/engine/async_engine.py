@@ -1,0 +1,408 @@
+"""`AsyncEngine`: an `Engine` in a thread of its own, asked from an event loop.
+
+The engine thread owns the engine. The loop posts calls to it, which run between two steps, and gets what a
+step brought for all requests in one hand-over. Without work the thread sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from pagoda.core.request import RequestStatus
+from pagoda.engine.engine import Engine, describe_error
+from pagoda.engine.output import CompletionOutput, OutputKind, RequestMetrics, RequestOutput
+from pagoda.errors import PagodaError
+from pagoda.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Observer = Callable[[Sequence[RequestOutput]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """What `AsyncEngine.submit` takes; the fields are those of `Engine.add_request`."""
+
+    request_id: str
+    prompt: str | Sequence[int]
+    params: SamplingParams
+    output_kind: OutputKind = OutputKind.DELTA
+    arrival_s: float | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    use_cache: bool = True
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """Requests (every choice is one) by state, as the engine thread last saw them."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0  # of the prompts of those that wait
+
+
+class EngineStoppedError(PagodaError):
+    """The engine is closing, or closed, and takes no more requests."""
+
+
+class RequestStream:
+    """Outputs of the requests of one `submit`, in the order in which they come; ends after the last.
+
+    Leaving early is the caller's to say: `cancel`, or `async with`, aborts what is unfinished.
+    """
+
+    def __init__(self, request_ids: Iterable[str], engine: AsyncEngine) -> None:
+        self.unfinished = set(request_ids)
+        self._engine = engine
+        self._outputs: deque[RequestOutput] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        while not self._outputs:
+            if not self.unfinished:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._outputs.popleft()
+
+    def put(self, output: RequestOutput) -> None:
+        self._outputs.append(output)
+        if output.finished:
+            self.unfinished.discard(output.request_id)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def cancel(self) -> None:
+        """Abort what is unfinished; its blocks are free before the next step."""
+        if self.unfinished:
+            self._engine.abort_soon(self.unfinished)
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.cancel()
+
+
+class AsyncEngine:
+    """Many requests at a time, from one event loop.
+
+        async with await AsyncEngine.from_model("smollm2-135m") as engine:
+            async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
+                print(output.outputs[0].text, end="")
+
+    `observer` sees the outputs of every step, in the engine thread, before anybody else does.
+    """
+
+    def __init__(self, engine: Engine, *, observer: Observer | None = None) -> None:
+        self.engine = engine
+        self.queue = QueueState()
+        self.failure: str | None = None  # what the last step broke on, while none has succeeded since
+        self._observer = observer
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._calls: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._stopping = False  # takes no more calls
+        self._closing = False  # the thread ends
+        self._live: set[str] = set()  # unfinished requests, as the engine thread knows them
+        self._streams: dict[str, RequestStream] = {}
+        self._num_pending = self._num_pending_tokens = 0  # submitted, and not seen by the engine thread
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @classmethod
+    async def from_model(cls, model: str, **options: Any) -> AsyncEngine:
+        """Load a model, without holding up the loop, and start. `options` are those of `LLM`.
+
+        Raises:
+            PagodaError: the model cannot be found, read or held in memory; a setting is out of range.
+        """
+        from pagoda.engine.llm import LLM
+
+        llm = await asyncio.to_thread(lambda: LLM(model, **options))
+        engine = cls(llm.engine)
+        engine.start()
+        return engine
+
+    def start(self) -> None:
+        """Start the engine thread; outputs go to the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have been submitted and have not ended."""
+        return len(self._streams)
+
+    def queue_length(self) -> tuple[int, int]:
+        """Requests that will have to wait, and the tokens of their prompts.
+
+        Those that came since the last step count as far as there was no free place for them in it.
+        """
+        queue, num_seqs = self.queue, self.engine.scheduler.config.max_num_seqs
+        num_free = max(0, num_seqs - queue.num_running) if queue.num_waiting == 0 else 0
+        if self._num_pending <= num_free:
+            return queue.num_waiting, queue.num_waiting_tokens
+        return (
+            queue.num_waiting + self._num_pending - num_free,
+            queue.num_waiting_tokens + self._num_pending_tokens,
+        )
+
+    # Asking.
+
+    async def submit(self, requests: Sequence[EngineRequest]) -> RequestStream:
+        """Accept all requests, or none.
+
+        Raises:
+            RequestError, CapacityError: as `Engine.add_request`, for any of them.
+            EngineStoppedError: the engine is closing.
+        """
+        stream = RequestStream((r.request_id for r in requests), self)
+        num_choices = sum(r.params.n for r in requests)
+        num_tokens = sum(len(r.prompt) * r.params.n for r in requests)
+        self._num_pending += num_choices
+        self._num_pending_tokens += num_tokens
+        try:
+            await self.call(lambda engine: self._add(engine, requests, stream))
+        except asyncio.CancelledError:
+            stream.cancel()  # runs after the call that adds them
+            raise
+        finally:
+            self._num_pending -= num_choices
+            self._num_pending_tokens -= num_tokens
+        return stream
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield what each step adds to the answer of one prompt; leaving the iterator aborts it.
+
+        `options` are further fields of `EngineRequest`.
+        """
+        request = EngineRequest(
+            request_id=request_id or uuid4().hex, prompt=prompt, params=params or SamplingParams(), **options
+        )
+        async with await self.submit([request]) as stream:
+            async for output in stream:
+                yield output
+
+    async def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests; the ids of those that were there. Their streams get a last output."""
+        wanted = list(request_ids)
+        return await self.call(lambda engine: self._abort(engine, wanted))
+
+    def abort_soon(self, request_ids: Iterable[str]) -> None:
+        """`abort`, without waiting for it."""
+        wanted = list(request_ids)
+
+        def run() -> None:
+            try:
+                self._abort(self.engine, wanted)
+            except Exception:
+                log.exception("requests could not be aborted")
+
+        self._post(run)
+
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """The result of `function`, run in the engine thread between two steps.
+
+        Raises:
+            EngineStoppedError: the engine is closing.
+        """
+        if self._stopping or self._loop is None:
+            raise EngineStoppedError(
+                "the engine is shutting down" if self._loop else "start the engine first"
+            )
+        return await self._call(function)
+
+    async def _call(self, function: Callable[[Engine], T]) -> T:
+        assert self._loop is not None
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def run() -> None:
+            try:
+                result = function(self.engine)
+            except BaseException as error:
+                self._hand_over(_set_exception, future, error)
+            else:
+                self._hand_over(_set_result, future, result)
+
+        self._post(run)
+        return await future
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until no request is left, and abort those that are after `timeout_s`; whether none was."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            return True
+        except asyncio.TimeoutError:
+            await self.abort(list(self._streams))
+            return False
+
+    async def close(self) -> None:
+        """Abort what is unfinished, end the thread and give the engine's memory back."""
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._thread is not None:
+            await self._call(lambda engine: self._abort(engine, list(self._live)))
+            self._closing = True
+            self._wake.set()
+            await asyncio.to_thread(self._thread.join)
+        self.engine.close()
+
+    async def __aenter__(self) -> AsyncEngine:
+        if self._thread is None:
+            self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    # In the engine thread.
+
+    def _run(self) -> None:
+        while not self._closing:
+            if not self.engine.has_unfinished and not self._calls:
+                self._wake.wait()
+            self._wake.clear()
+            while self._calls:
+                self._calls.popleft()()
+            if self.engine.has_unfinished:
+                self._publish(self._step())
+        while self._calls:
+            self._calls.popleft()()
+
+    def _step(self) -> list[RequestOutput]:
+        try:
+            outputs = self.engine.step()
+        except Exception as error:  # a bug, and no reason to leave anybody waiting
+            log.exception("the engine failed; all its requests end with an error")
+            self.failure = describe_error(error)
+            return self._fail_all(self.failure)
+        self.failure = None
+        return outputs
+
+    def _fail_all(self, message: str) -> list[RequestOutput]:
+        request_ids = list(self._live)
+        try:
+            ended = {output.request_id: output for output in self.engine.abort(request_ids)}
+        except Exception:
+            log.exception("the failed requests could not be aborted")
+            ended = {}
+        return [_failed(request_id, ended.get(request_id), message) for request_id in request_ids]
+
+    def _add(self, engine: Engine, requests: Sequence[EngineRequest], stream: RequestStream) -> None:
+        for number, r in enumerate(requests):
+            try:
+                engine.add_request(
+                    r.request_id,
+                    r.prompt,
+                    r.params,
+                    output_kind=r.output_kind,
+                    arrival_s=r.arrival_s,
+                    priority=r.priority,
+                    cache_salt=r.cache_salt,
+                    use_cache=r.use_cache,
+                    deadline_s=r.deadline_s,
+                )
+            except Exception:
+                engine.abort(added.request_id for added in requests[:number])
+                raise
+        # Before the first output can come, and in this thread, so that a failure sees all that was added.
+        for r in requests:
+            self._streams[r.request_id] = stream
+            self._live.add(r.request_id)
+        self._hand_over(self._idle.clear)
+        self._note_queue()
+
+    def _abort(self, engine: Engine, request_ids: Sequence[str]) -> list[str]:
+        outputs = engine.abort(request_ids)
+        self._publish(outputs)
+        return [output.request_id for output in outputs]
+
+    def _publish(self, outputs: list[RequestOutput]) -> None:
+        self._note_queue()
+        if outputs:
+            self._live.difference_update(output.request_id for output in outputs if output.finished)
+            if self._observer is not None:
+                self._observer(outputs)
+            self._hand_over(self._deliver, outputs)
+
+    def _note_queue(self) -> None:
+        scheduler = self.engine.scheduler
+        num_tokens = 0
+        if scheduler.num_waiting:
+            num_tokens = sum(
+                r.num_tokens for r in scheduler.requests.values() if r.status is not RequestStatus.RUNNING
+            )
+        self.queue = QueueState(scheduler.num_running, scheduler.num_waiting, num_tokens)
+
+    # From thread to thread.
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        self._wake.set()
+
+    def _hand_over(self, function: Callable[..., None], *arguments: Any) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            self._closing = True
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            if output.finished:
+                del self._streams[output.request_id]
+            stream.put(output)
+        if not self._streams:
+            self._idle.set()
+
+
+AsyncLLM = AsyncEngine
+
+
+def _failed(request_id: str, output: RequestOutput | None, message: str) -> RequestOutput:
+    """The last output of a request that the engine broke on."""
+    if output is None:
+        choice = CompletionOutput(0, "", [], finish_reason="error", error=message)
+        return RequestOutput(request_id, None, [], [choice], True, 0, RequestMetrics(0.0))
+    for choice in output.outputs:
+        choice.finish_reason, choice.error = "error", message
+    return output
+
+
+def _set_result(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

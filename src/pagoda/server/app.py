@@ -1,0 +1,253 @@
+"""The FastAPI application: OpenAI's endpoints, and what belongs to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.middleware.cors import CORSMiddleware
+
+from pagoda import __version__
+from pagoda.engine.chat_messages import normalize_messages
+from pagoda.errors import RequestError
+from pagoda.server import admin, errors
+from pagoda.server.answers import AnswerFormat, ChatFormat, CompletionFormat, answer_events, whole_answer
+from pagoda.server.errors import JSONBody
+from pagoda.server.generation import Generation, Prompt, check_priority, start_generation, tokenise
+from pagoda.server.metric_families import CONTENT_TYPE, metrics_text
+from pagoda.server.middleware import AuthMiddleware, BodyLimitMiddleware, RequestIdMiddleware
+from pagoda.server.params import COMPLETION_MAX_TOKENS, chat_params, completion_params
+from pagoda.server.protocol import (
+    ChatCompletionBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeBody,
+)
+from pagoda.server.sse import EventStreamResponse, finish_unless_gone
+from pagoda.server.state import Phase, ServerConfig, ServerState
+from pagoda.server.unsupported import refuse_unsupported
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+CLIENT_CLOSED_REQUEST = 499  # nginx's: nobody reads the answer
+
+
+def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
+    """All routes over one state. `lifespan` runs around the serving, to load and close the engine."""
+    app = FastAPI(
+        title="Pagoda",
+        version=__version__,
+        docs_url=None,  # the page would load scripts from elsewhere
+        redoc_url=None,
+        root_path=state.config.root_path,
+        lifespan=lifespan,
+    )
+    _add_openai_routes(app, state)
+    _add_token_routes(app, state)
+    _add_status_routes(app, state)
+    admin.add_routes(app, state)
+    errors.add_handlers(app)
+    _add_middleware(app, state.config)
+    return app
+
+
+def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
+    """The last one added is the outermost."""
+    app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
+    if config.api_keys or config.admin_api_keys:
+        app.add_middleware(AuthMiddleware, config=config)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.add_middleware(RequestIdMiddleware)
+
+
+def _add_openai_routes(app: FastAPI, state: ServerState) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatCompletionBody, request: Request) -> Response:
+        arrival_s = time.monotonic()
+        _check(state, body)
+        params = chat_params(body)
+        prompt = await _chat_prompt(state, body)
+        prefix = ""
+        if body.echo and body.continue_final_message:
+            prefix = normalize_messages(body.messages)[-1]["content"]
+        made = ChatFormat(body, params, state.tokenizer, prefix)
+        generation = await start_generation(
+            state, body, params, [prompt], kind="chatcmpl", arrival_s=arrival_s, default_max_tokens=None
+        )
+        return await _respond(generation, made, body, request)
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        arrival_s = time.monotonic()
+        _check(state, body)
+        params = completion_params(body)
+        if body.stream and body.echo and params.prompt_logprobs is not None and params.n > 1:
+            raise RequestError("echo with logprobs is streamed for one choice only", param="echo")
+        prompts = await _completion_prompts(state, body)
+        made = CompletionFormat(body, params, state.tokenizer, prompts)
+        generation = await start_generation(
+            state,
+            body,
+            params,
+            prompts,
+            kind="cmpl",
+            arrival_s=arrival_s,
+            default_max_tokens=COMPLETION_MAX_TOKENS,
+        )
+        return await _respond(generation, made, body, request)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JSONBody(
+            {"object": "list", "data": [_model(state, n) for n in state.config.served_model_names]}
+        )
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        return JSONBody(_model(state, state.served_name(name)))
+
+
+def _check(state: ServerState, body: GenerationBody) -> None:
+    _ = state.engine  # 503 comes before 400
+    state.served_name(body.model)
+    refuse_unsupported(body)
+    check_priority(state, body)
+
+
+async def _respond(
+    generation: Generation, made: AnswerFormat, body: GenerationBody, request: Request
+) -> Response:
+    if body.stream:
+        return EventStreamResponse(answer_events(generation, made, body), generation.end)
+    try:
+        answer = await finish_unless_gone(
+            whole_answer(generation, made, timings=bool(body.timings)), request.receive
+        )
+    finally:
+        generation.end()
+    return Response(status_code=CLIENT_CLOSED_REQUEST) if answer is None else JSONBody(answer)
+
+
+async def _chat_prompt(state: ServerState, body: ChatCompletionBody | TokenizeBody) -> Prompt:
+    tokenizer = state.tokenizer
+    messages = body.messages or []
+    add_generation_prompt = body.add_generation_prompt
+    if add_generation_prompt is None:
+        add_generation_prompt = not body.continue_final_message
+
+    def encode() -> list[int]:
+        return tokenizer.encode_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+            template_kwargs=body.chat_template_kwargs,
+        )
+
+    return Prompt(None, await tokenise(sum(len(str(m.get("content"))) for m in messages), encode))
+
+
+async def _completion_prompts(state: ServerState, body: CompletionBody) -> list[Prompt]:
+    tokenizer = state.tokenizer
+    add_special_tokens = body.add_special_tokens is not False
+    given: Sequence[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if not given:
+        raise RequestError("prompt is empty; it must have at least one token", param="prompt")
+    if isinstance(given[0], int):
+        given = [given]
+    prompts = []
+    for prompt in given:
+        if isinstance(prompt, str):
+            token_ids = await tokenise(
+                len(prompt), lambda text=prompt: tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            )
+            prompts.append(Prompt(prompt, token_ids))
+        else:
+            prompts.append(Prompt(None, prompt))
+    return prompts
+
+
+def _model(state: ServerState, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created_s,
+        "owned_by": "pagoda",
+        "root": state.model_name,
+        "parent": None,
+        "max_model_len": state.max_model_len,
+    }
+
+
+def _add_token_routes(app: FastAPI, state: ServerState) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Response:
+        tokenizer = state.tokenizer
+        state.served_name(body.model)
+        refuse_unsupported(body)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("give either prompt or messages", param="prompt")
+        if body.prompt is None:
+            token_ids = (await _chat_prompt(state, body)).token_ids
+        else:
+            text, add_special_tokens = body.prompt, body.add_special_tokens is not False
+            token_ids = await tokenise(
+                len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            )
+        texts = [tokenizer.decode([t], skip_special_tokens=False) for t in token_ids]
+        return JSONBody(
+            {
+                "count": len(token_ids),
+                "max_model_len": state.max_model_len,
+                "tokens": list(token_ids),
+                "token_strs": texts if body.return_token_strs else None,
+            }
+        )
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        tokenizer = state.tokenizer
+        state.served_name(body.model)
+        refuse_unsupported(body)
+        vocab_size = state.engine.engine.vocab_size
+        for token_id in body.tokens:
+            if not 0 <= token_id < vocab_size:
+                raise RequestError(
+                    f"tokens has {token_id}; token ids of this model are 0 to {vocab_size - 1}",
+                    param="tokens",
+                )
+        return JSONBody({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+def _add_status_routes(app: FastAPI, state: ServerState) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """Whether the process lives and its engine works; 200 while it loads, too."""
+        engine = state.loaded_engine
+        failure = engine.failure if engine is not None else None
+        if state.phase is Phase.FAILED or failure is not None:
+            return JSONBody({"status": "failed", "error": failure}, 503)
+        return JSONBody({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Whether requests are answered: 503 while loading or draining."""
+        return JSONBody({"status": state.phase.value}, 200 if state.phase is Phase.READY else 503)
+
+    @app.get("/version")
+    async def version() -> Response:
+        return JSONBody({"version": __version__})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(metrics_text(state.metrics), media_type=CONTENT_TYPE)
