@@ -65,6 +65,18 @@ int Model::add_quant_buffer(int width) {
   return static_cast<int>(quant_buffers_.size()) - 1;
 }
 
+void Model::QuantBuffer::resize(size_t num_rows) {
+  const size_t n = at(width) * num_rows;
+  capacity = num_rows;
+  for (Plane& plane : planes) {
+    plane.q.resize(n);
+    plane.scale.resize(n / 32);
+    plane.scaled_sum.resize(n / 32);
+    plane.sums.resize(n / 16);
+  }
+  outlier.resize(n / 32);
+}
+
 int Model::add_angles(const double* inv_freq, int half, float factor) {
   Angles a;
   a.inv_freq.assign(inv_freq, inv_freq + half);
@@ -151,13 +163,7 @@ void Model::ensure_capacity(int num_rows, int num_logits_rows) {
     if (b.data.size() < size) std::vector<float>(size).swap(b.data);  // old contents are of no use: no copy
   }
   if (grow) {
-    for (QuantBuffer& b : quant_buffers_) {
-      const size_t n = at(b.width) * at(capacity_);
-      b.q.resize(n);
-      b.scale.resize(n / 32);
-      b.scaled_sum.resize(n / 32);
-      b.sums.resize(n / 16);
-    }
+    for (QuantBuffer& b : quant_buffers_) b.resize(at(capacity_));
     for (Angles& a : angles_) {
       a.cosines.resize(a.inv_freq.size() * at(capacity_));
       a.sines.resize(a.inv_freq.size() * at(capacity_));
@@ -401,7 +407,8 @@ void Model::copy_block(int group, int source, int target) {
 void Model::poison() {
   for (Group& g : groups_) std::memset(g.memory.data(), 0xff, g.memory.num_bytes());
   for (Buffer& b : buffers_) std::memset(b.data.data(), 0xff, b.data.size() * sizeof(float));
-  for (QuantBuffer& b : quant_buffers_) std::memset(b.scale.data(), 0xff, b.scale.size() * sizeof(float));
+  for (QuantBuffer& b : quant_buffers_)
+    for (QuantBuffer::Plane& plane : b.planes) std::memset(plane.scale.data(), 0xff, plane.scale.size() * sizeof(float));
   std::memset(partial_.data(), 0xff, partial_.size() * sizeof(float));
   for (auto& memory : scratch_memory_) std::memset(memory.data(), 0xff, memory.size() * sizeof(float));
 }

@@ -55,17 +55,28 @@ struct PackedWeight {
   const uint8_t* panel(int i) const { return data + panel_bytes() * static_cast<size_t>(i); }
 };
 
-// Rows of activations in 8 bits: x = scale * q within a group of 32, q in [-127, 127].
+// One 8-bit image of rows of activations: x ~ scale * q within a group of 32 inputs, q in [-127, 127].
+struct QuantPlane {
+  int8_t* q = nullptr;          // [rows, cols]
+  float* scale = nullptr;       // [rows, cols / 32]
+  float* scaled_sum = nullptr;  // [rows, cols / 32] scale times the sum of q: pays for minima
+  int32_t* sums = nullptr;      // [rows, cols / 16] sum of q: pays for the offset of signed weights
+};
+
+// Quantised rows. Groups whose largest value stands far out of the row, where one scale would round everything
+// else away, have a second plane that holds what the first one lost; `outlier` says which.
 struct QuantRows {
   int cols = 0;
-  int8_t* q = nullptr;         // [rows, cols]
-  float* scale = nullptr;      // [rows, cols / 32]
-  float* scaled_sum = nullptr; // [rows, cols / 32] scale times the sum of q: pays for minima
-  int32_t* sums = nullptr;     // [rows, cols / 16] sum of q: pays for the offset of signed weights
+  QuantPlane planes[2];
+  uint8_t* outlier = nullptr;  // [cols / 32, rows]: whether the second plane counts; its scale is 0 if not
+  size_t outlier_stride = 0;
 
   QuantRows from_row(int row) const {
     const size_t r = static_cast<size_t>(row), n = static_cast<size_t>(cols);
-    return {cols, q + r * n, scale + r * (n / 32), scaled_sum + r * (n / 32), sums + r * (n / 16)};
+    QuantRows rows = *this;
+    for (QuantPlane& p : rows.planes) p = {p.q + r * n, p.scale + r * (n / 32), p.scaled_sum + r * (n / 32), p.sums + r * (n / 16)};
+    rows.outlier += r;
+    return rows;
   }
 };
 

@@ -77,17 +77,26 @@ PAGODA_INLINE Dots<M> dot_vectors(const uint8_t* group, const int8_t* x, size_t 
   return total;
 }
 
+// One plane of M rows of x.
 struct RowsOfX {
-  const QuantRows& x;
-  size_t num_groups;
-  explicit PAGODA_INLINE RowsOfX(const QuantRows& rows) : x(rows), num_groups(static_cast<size_t>(rows.cols / GROUP)) {}
-  PAGODA_INLINE size_t stride() const { return static_cast<size_t>(x.cols); }
-  PAGODA_INLINE const int8_t* q(int group) const { return x.q + GROUP * group; }
-  PAGODA_INLINE size_t at(int m, int group) const { return static_cast<size_t>(m) * num_groups + static_cast<size_t>(group); }
-  PAGODA_INLINE fpart scale(int m, int group) const { return set(x.scale[at(m, group)]); }
-  PAGODA_INLINE fpart scaled_sum(int m, int group) const { return set(x.scaled_sum[at(m, group)]); }
-  PAGODA_INLINE int32_t sum(int m, int group, int half) const { return x.sums[2 * at(m, group) + static_cast<size_t>(half)]; }
+  const QuantPlane& plane;
+  size_t cols;
+  PAGODA_INLINE size_t stride() const { return cols; }
+  PAGODA_INLINE const int8_t* q(int group) const { return plane.q + GROUP * group; }
+  PAGODA_INLINE size_t at(int m, int group) const { return static_cast<size_t>(m) * (cols / GROUP) + static_cast<size_t>(group); }
+  PAGODA_INLINE fpart scale(int m, int group) const { return set(plane.scale[at(m, group)]); }
+  PAGODA_INLINE fpart scaled_sum(int m, int group) const { return set(plane.scaled_sum[at(m, group)]); }
+  PAGODA_INLINE int32_t sum(int m, int group, int half) const { return plane.sums[2 * at(m, group) + static_cast<size_t>(half)]; }
 };
+
+// Calls add(plane) for the first plane of a group, and for the second when one of M rows has an outlier there.
+// A row without one gains exactly 0 from it, so its sum does not depend on its neighbours.
+template <int M, class Add>
+PAGODA_INLINE void for_planes(const QuantRows& x, int group, Add add) {
+  uint64_t outliers = 0;
+  std::memcpy(&outliers, x.outlier + x.outlier_stride * static_cast<size_t>(group), M);
+  for (int plane = 0; plane <= (outliers != 0); plane++) add(RowsOfX{x.planes[plane], static_cast<size_t>(x.cols)});
+}
 
 template <int M>
 struct Sums {
@@ -120,12 +129,14 @@ struct Legacy {  // Q4 and Q5: a scale and a minimum in f16 for each group
     else return nibbles<J>(group, part);
   }
   template <int M>
-  static PAGODA_INLINE void block(const uint8_t* group, const RowsOfX& x, int index, Sums<M>& sums) {
-    const Dots<M> dots = dot_vectors<Legacy, M>(group, x.q(index), x.stride(), PairedOrder{});
+  static PAGODA_INLINE void block(const uint8_t* group, const QuantRows& rows, int index, Sums<M>& sums) {
     const auto* halves = reinterpret_cast<const uint16_t*>(group + (FIVE ? 320 : 256));
-    add_with_minimum<M>(
-        sums, dots, [&](int part) { return load_half(halves + PART * part); }, [&](int part) { return load_half(halves + 16 + PART * part); }, x,
-        index);
+    for_planes<M>(rows, index, [&](const RowsOfX& x) __attribute__((always_inline)) {
+      const Dots<M> dots = dot_vectors<Legacy, M>(group, x.q(index), x.stride(), PairedOrder{});
+      add_with_minimum<M>(
+          sums, dots, [&](int part) { return load_half(halves + PART * part); }, [&](int part) { return load_half(halves + 16 + PART * part); },
+          x, index);
+    });
   }
 };
 
@@ -136,18 +147,20 @@ struct Q8 {
   template <int J>
   static PAGODA_INLINE bpart vector(const uint8_t* group, int part) { return load_bytes(group + 64 * J + 4 * PART * part); }
   template <int M>
-  static PAGODA_INLINE void block(const uint8_t* group, const RowsOfX& x, int index, Sums<M>& sums) {
-    const Dots<M> dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), PairedOrder{});
+  static PAGODA_INLINE void block(const uint8_t* group, const QuantRows& rows, int index, Sums<M>& sums) {
     const auto* halves = reinterpret_cast<const uint16_t*>(group + 512);
+    for_planes<M>(rows, index, [&](const RowsOfX& x) __attribute__((always_inline)) {
+      const Dots<M> dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), PairedOrder{});
 #pragma GCC unroll 2
-    for (int part = 0; part < NUM_PARTS; part++) {
-      const fpart scale = load_half(halves + PART * part);
+      for (int part = 0; part < NUM_PARTS; part++) {
+        const fpart scale = load_half(halves + PART * part);
 #pragma GCC unroll 8
-      for (int m = 0; m < M; m++) {
-        const ipart dot = without_offset(dots.sum[part][m], x.sum(m, index, 0) + x.sum(m, index, 1));
-        sums.sum[part][m] = fma(mul(to_float(dot), scale), x.scale(m, index), sums.sum[part][m]);
+        for (int m = 0; m < M; m++) {
+          const ipart dot = without_offset(dots.sum[part][m], x.sum(m, index, 0) + x.sum(m, index, 1));
+          sums.sum[part][m] = fma(mul(to_float(dot), scale), x.scale(m, index), sums.sum[part][m]);
+        }
       }
-    }
+    });
   }
 };
 
@@ -162,16 +175,18 @@ struct SuperWithMinimum {  // Q4K and Q5K: six-bit scales and minima times two f
     else return nibbles<J>(group, part);
   }
   template <int M>
-  static PAGODA_INLINE void block(const uint8_t* super, const RowsOfX& x, int index, Sums<M>& sums) {
+  static PAGODA_INLINE void block(const uint8_t* super, const QuantRows& rows, int index, Sums<M>& sums) {
     const auto* halves = reinterpret_cast<const uint16_t*>(super);
     for (int g = 0; g < 8; g++) {
       const uint8_t* group = super + 64 + (288 + BITS_BYTES) * g;
       const uint8_t* scales = group + 256 + BITS_BYTES;
-      const Dots<M> dots = dot_vectors<SuperWithMinimum, M>(group, x.q(8 * index + g), x.stride(), PairedOrder{});
-      add_with_minimum<M>(
-          sums, dots, [&](int part) { return mul(load_half(halves + PART * part), load_u8(scales + PART * part)); },
-          [&](int part) { return sub(set(0.0f), mul(load_half(halves + 16 + PART * part), load_u8(scales + 16 + PART * part))); }, x,
-          8 * index + g);
+      for_planes<M>(rows, 8 * index + g, [&](const RowsOfX& x) __attribute__((always_inline)) {
+        const Dots<M> dots = dot_vectors<SuperWithMinimum, M>(group, x.q(8 * index + g), x.stride(), PairedOrder{});
+        add_with_minimum<M>(
+            sums, dots, [&](int part) { return mul(load_half(halves + PART * part), load_u8(scales + PART * part)); },
+            [&](int part) { return sub(set(0.0f), mul(load_half(halves + 16 + PART * part), load_u8(scales + 16 + PART * part))); }, x,
+            8 * index + g);
+      });
     }
   }
 };
@@ -186,29 +201,31 @@ struct Q6K {
     return with_two_bits<J>(nibbles<J>(group, part), group + 256, part);
   }
   template <int M>
-  static PAGODA_INLINE void block(const uint8_t* super, const RowsOfX& x, int index, Sums<M>& sums) {
+  static PAGODA_INLINE void block(const uint8_t* super, const QuantRows& rows, int index, Sums<M>& sums) {
+    for (int g = 0; g < 8; g++)
+      for_planes<M>(rows, 8 * index + g, [&](const RowsOfX& x) __attribute__((always_inline)) { add_group<M>(super, g, x, 8 * index + g, sums); });
+  }
+  template <int M>
+  static PAGODA_INLINE void add_group(const uint8_t* super, int g, const RowsOfX& x, int i, Sums<M>& sums) {
     const auto* halves = reinterpret_cast<const uint16_t*>(super);
-    for (int g = 0; g < 8; g++) {
-      const uint8_t* group = super + 32 + 416 * g;
-      const auto* scales = reinterpret_cast<const int8_t*>(group + 384);
-      const int i = 8 * index + g;
-      const Dots<M> first = dot_vectors<Q6K, M>(group, x.q(i), x.stride(), FirstHalf{});
-      fpart scaled[NUM_PARTS][M];
+    const uint8_t* group = super + 32 + 416 * g;
+    const auto* scales = reinterpret_cast<const int8_t*>(group + 384);
+    const Dots<M> first = dot_vectors<Q6K, M>(group, x.q(i), x.stride(), FirstHalf{});
+    fpart scaled[NUM_PARTS][M];
 #pragma GCC unroll 2
-      for (int part = 0; part < NUM_PARTS; part++) {
-        const fpart scale = mul(load_half(halves + PART * part), load_i8(scales + PART * part));
+    for (int part = 0; part < NUM_PARTS; part++) {
+      const fpart scale = mul(load_half(halves + PART * part), load_i8(scales + PART * part));
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++) scaled[part][m] = mul(to_float(isub(first.sum[part][m], iset(32 * x.sum(m, i, 0)))), scale);
-      }
-      const Dots<M> second = dot_vectors<Q6K, M>(group, x.q(i), x.stride(), SecondHalf{});
+      for (int m = 0; m < M; m++) scaled[part][m] = mul(to_float(isub(first.sum[part][m], iset(32 * x.sum(m, i, 0)))), scale);
+    }
+    const Dots<M> second = dot_vectors<Q6K, M>(group, x.q(i), x.stride(), SecondHalf{});
 #pragma GCC unroll 2
-      for (int part = 0; part < NUM_PARTS; part++) {
-        const fpart scale = mul(load_half(halves + PART * part), load_i8(scales + 16 + PART * part));
+    for (int part = 0; part < NUM_PARTS; part++) {
+      const fpart scale = mul(load_half(halves + PART * part), load_i8(scales + 16 + PART * part));
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-          const fpart dot = to_float(isub(second.sum[part][m], iset(32 * x.sum(m, i, 1))));
-          sums.sum[part][m] = fma(fma(dot, scale, scaled[part][m]), x.scale(m, i), sums.sum[part][m]);
-        }
+      for (int m = 0; m < M; m++) {
+        const fpart dot = to_float(isub(second.sum[part][m], iset(32 * x.sum(m, i, 1))));
+        sums.sum[part][m] = fma(fma(dot, scale, scaled[part][m]), x.scale(m, i), sums.sum[part][m]);
       }
     }
   }
@@ -223,11 +240,10 @@ PAGODA_INLINE void store_result(const LinearTarget& o, int row, int column, fpar
 
 template <class F, int M>
 inline void quant_tile(const uint8_t* panel, int num_blocks, const QuantRows& rows, int row, int column, const LinearTarget& o) {
-  const RowsOfX x(rows);
   Sums<M> sums;
   for (int part = 0; part < NUM_PARTS; part++)
     for (int m = 0; m < M; m++) sums.sum[part][m] = set(0.0f);
-  for (int b = 0; b < num_blocks; b++) F::template block<M>(panel + block_bytes(F::format) * static_cast<size_t>(b), x, b, sums);
+  for (int b = 0; b < num_blocks; b++) F::template block<M>(panel + block_bytes(F::format) * static_cast<size_t>(b), rows, b, sums);
   for (int part = 0; part < NUM_PARTS; part++)
     for (int m = 0; m < M; m++) store_result(o, row + m, column + PART * part, sums.sum[part][m]);
 }
