@@ -18,7 +18,7 @@ from pagoda.weights.cache import models_folder
 from pagoda.weights.catalog import CATALOG
 from pagoda.weights.checkpoint import load_checkpoint
 
-COMMANDS = ("run", "pull", "info")
+COMMANDS = ("serve", "run", "pull", "info")
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

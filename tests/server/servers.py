@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,10 @@ EOS = 256
 START = 257
 PIECES = ("DEF", "G", "HI", "J", "X", "?\n", "ple", "as", "stop me")
 VOCAB_SIZE = 258 + len(PIECES)
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
 HELLO = [{"role": "user", "content": "Hello"}]
 HELLO_TOKENS = len("<user>Hello<a>")
 
@@ -61,6 +64,21 @@ def byte_tokenizer() -> Tokenizer:
             "tokenizer.chat_template": TEMPLATE,
         }
     )
+
+
+def parrot(history: Sequence[int]) -> int:
+    """Answers what stands between the last `>` and `<a>`, then EOS; without `<a>` it says x for ever."""
+    text = bytes(token if token < 256 else 0 for token in history)
+    end = text.find(b"<a>")
+    if end < 0:
+        return ord("x")
+    start = text.rfind(b">", 0, end) + 1
+    num_said = len(history) - end - len("<a>")
+    return history[start + num_said] if start + num_said < end else EOS
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
 @dataclass

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -210,18 +209,14 @@ def _tell_choices(
     threads = arguments.threads or (machine.num_usable_cores() if arguments.backend == "cpu" else 1)
     template = tokenizer.chat_template if tokenizer is not None else None
     limits = scheduler.config
+    pool = f"{format_memory(kv_bytes)} of {spec.dtype}: {' + '.join(map(str, num_blocks))} blocks"
+    step = f"up to {limits.max_num_batched_tokens} tokens of {limits.max_num_seqs} sequences"
     rows = [
         ("model", f"{arguments.model}, as {', '.join(config.served_model_names)}"),
         ("backend", f"{arguments.backend}, {threads} threads, {instruction_set()}"),
         ("max_model_len", f"{engine.max_model_len} tokens"),
-        (
-            "KV pool",
-            f"{format_memory(kv_bytes)} of {spec.dtype}: {_told(num_blocks)} blocks of {spec.block_size} tokens",
-        ),
-        (
-            "step",
-            f"up to {limits.max_num_batched_tokens} tokens of {limits.max_num_seqs} sequences, {limits.scheduling_policy}",
-        ),
+        ("KV pool", f"{pool} of {spec.block_size} tokens"),
+        ("step", f"{step}, {limits.scheduling_policy}"),
         ("prefix caching", "on" if scheduler.kv.config.enable_prefix_caching else "off"),
         ("chat template", "none: /v1/completions only" if template is None else "yes"),
         ("tools, structured output", "not supported: refused with 400"),
@@ -245,10 +240,6 @@ def _port(server: object) -> int | None:
 
     assert isinstance(server, Server)
     return next((s.getsockname()[1] for bound in server.uvicorn.servers for s in bound.sockets), None)
-
-
-def _told(num_blocks: Sequence[int]) -> str:
-    return " + ".join(map(str, num_blocks))
 
 
 def _read_template(path: str | None) -> str | None:

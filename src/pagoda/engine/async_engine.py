@@ -47,7 +47,8 @@ class QueueState:
 
     num_running: int = 0
     num_waiting: int = 0
-    num_waiting_tokens: int = 0  # of the prompts of those that wait
+    num_waiting_tokens: int = 0  # of those that wait
+    num_left_waiting: int = 0  # by the last step, which had no place for them
 
 
 class EngineStoppedError(PagodaError):
@@ -120,9 +121,11 @@ class AsyncEngine:
         self._wake = threading.Event()
         self._stopping = False  # takes no more calls
         self._closing = False  # the thread ends
+        self._num_left_waiting = 0
         self._live: set[str] = set()  # unfinished requests, as the engine thread knows them
         self._streams: dict[str, RequestStream] = {}
-        self._num_pending = self._num_pending_tokens = 0  # submitted, and not seen by the engine thread
+        self._num_submitted = self._num_submitted_tokens = 0  # choices and their prompts, ever
+        self._num_seen = self._num_seen_tokens = 0  # of these, by the engine thread
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -156,14 +159,14 @@ class AsyncEngine:
 
         Those that came since the last step count as far as there was no free place for them in it.
         """
-        queue, num_seqs = self.queue, self.engine.scheduler.config.max_num_seqs
-        num_free = max(0, num_seqs - queue.num_running) if queue.num_waiting == 0 else 0
-        if self._num_pending <= num_free:
-            return queue.num_waiting, queue.num_waiting_tokens
-        return (
-            queue.num_waiting + self._num_pending - num_free,
-            queue.num_waiting_tokens + self._num_pending_tokens,
-        )
+        queue = self.queue
+        num_free = self.engine.scheduler.config.max_num_seqs - queue.num_running
+        if queue.num_left_waiting:
+            num_free = 0
+        num_queued = queue.num_waiting + self._num_submitted - self._num_seen - max(0, num_free)
+        if num_queued <= 0:
+            return 0, 0
+        return num_queued, queue.num_waiting_tokens + self._num_submitted_tokens - self._num_seen_tokens
 
     # Asking.
 
@@ -177,16 +180,21 @@ class AsyncEngine:
         stream = RequestStream((r.request_id for r in requests), self)
         num_choices = sum(r.params.n for r in requests)
         num_tokens = sum(len(r.prompt) * r.params.n for r in requests)
-        self._num_pending += num_choices
-        self._num_pending_tokens += num_tokens
+        self._num_submitted += num_choices
+        self._num_submitted_tokens += num_tokens
+
+        def add(engine: Engine) -> None:
+            try:
+                self._add(engine, requests, stream)
+            finally:
+                self._num_seen += num_choices
+                self._num_seen_tokens += num_tokens
+
         try:
-            await self.call(lambda engine: self._add(engine, requests, stream))
+            await self.call(add)
         except asyncio.CancelledError:
             stream.cancel()  # runs after the call that adds them
             raise
-        finally:
-            self._num_pending -= num_choices
-            self._num_pending_tokens -= num_tokens
         return stream
 
     async def generate(
@@ -291,7 +299,9 @@ class AsyncEngine:
             while self._calls:
                 self._calls.popleft()()
             if self.engine.has_unfinished:
-                self._publish(self._step())
+                outputs = self._step()
+                self._num_left_waiting = self.engine.scheduler.num_waiting
+                self._publish(outputs)
         while self._calls:
             self._calls.popleft()()
 
@@ -358,7 +368,9 @@ class AsyncEngine:
             num_tokens = sum(
                 r.num_tokens for r in scheduler.requests.values() if r.status is not RequestStatus.RUNNING
             )
-        self.queue = QueueState(scheduler.num_running, scheduler.num_waiting, num_tokens)
+        self.queue = QueueState(
+            scheduler.num_running, scheduler.num_waiting, num_tokens, self._num_left_waiting
+        )
 
     # From thread to thread.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,7 +19,13 @@ from pagoda.server.answers import AnswerFormat, ChatFormat, CompletionFormat, an
 from pagoda.server.errors import JSONBody
 from pagoda.server.generation import Generation, Prompt, check_priority, start_generation, tokenise
 from pagoda.server.metric_families import CONTENT_TYPE, metrics_text
-from pagoda.server.middleware import AuthMiddleware, BodyLimitMiddleware, RequestIdMiddleware
+from pagoda.server.middleware import (
+    AuthMiddleware,
+    BodyLimitMiddleware,
+    LastResort,
+    RequestIdMiddleware,
+    RootPathMiddleware,
+)
 from pagoda.server.params import COMPLETION_MAX_TOKENS, chat_params, completion_params
 from pagoda.server.protocol import (
     ChatCompletionBody,
@@ -42,7 +49,6 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
         version=__version__,
         docs_url=None,  # the page would load scripts from elsewhere
         redoc_url=None,
-        root_path=state.config.root_path,
         lifespan=lifespan,
     )
     _add_openai_routes(app, state)
@@ -56,6 +62,7 @@ def create_app(state: ServerState, lifespan: Lifespan | None = None) -> FastAPI:
 
 def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
     """The last one added is the outermost."""
+    app.add_middleware(LastResort)
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
     if config.api_keys or config.admin_api_keys:
         app.add_middleware(AuthMiddleware, config=config)
@@ -69,6 +76,8 @@ def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_middleware(RequestIdMiddleware)
+    if config.root_path:
+        app.add_middleware(RootPathMiddleware, root_path=config.root_path)
 
 
 def _add_openai_routes(app: FastAPI, state: ServerState) -> None:
@@ -168,10 +177,8 @@ async def _completion_prompts(state: ServerState, body: CompletionBody) -> list[
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
-            token_ids = await tokenise(
-                len(prompt), lambda text=prompt: tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            )
-            prompts.append(Prompt(prompt, token_ids))
+            encode = partial(tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
+            prompts.append(Prompt(prompt, await tokenise(len(prompt), encode)))
         else:
             prompts.append(Prompt(None, prompt))
     return prompts
@@ -200,10 +207,10 @@ def _add_token_routes(app: FastAPI, state: ServerState) -> None:
         if body.prompt is None:
             token_ids = (await _chat_prompt(state, body)).token_ids
         else:
-            text, add_special_tokens = body.prompt, body.add_special_tokens is not False
-            token_ids = await tokenise(
-                len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            encode = partial(
+                tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens is not False
             )
+            token_ids = await tokenise(len(body.prompt), encode)
         texts = [tokenizer.decode([t], skip_special_tokens=False) for t in token_ids]
         return JSONBody(
             {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +12,6 @@ from starlette.exceptions import HTTPException
 
 from pagoda.engine.async_engine import EngineStoppedError
 from pagoda.errors import CapacityError, PagodaError, RequestError, UnsupportedError
-
-log = logging.getLogger(__name__)
 
 TYPES = {
     400: "invalid_request_error",
@@ -91,13 +88,10 @@ def as_api_error(error: Exception) -> APIError:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Every way out of a route with an error goes through `as_api_error`."""
+    """Deliberate errors become answers; `middleware.LastResort` has the others."""
 
     async def on_error(request: Request, error: Exception) -> Response:
-        api_error = as_api_error(error)
-        if api_error.status >= 500 and not isinstance(error, APIError | PagodaError):
-            log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(api_error)
+        return error_response(as_api_error(error))
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -112,7 +106,7 @@ def add_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_invalid)
-    for kind in (APIError, PagodaError, Exception):
+    for kind in (APIError, PagodaError):
         app.add_exception_handler(kind, on_error)
 
 

@@ -4,6 +4,7 @@ and the news that a client has gone pass through untouched."""
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 from collections.abc import Sequence
 from uuid import uuid4
@@ -11,8 +12,10 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagoda.server.errors import APIError, error_response
+from pagoda.server.errors import APIError, as_api_error, error_response
 from pagoda.server.state import ServerConfig
+
+log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 ADMIN_PREFIXES = ("/cache", "/requests")
@@ -37,6 +40,22 @@ class RequestIdMiddleware:
             await send(message)
 
         return await self._app(scope, receive, send_with_id)
+
+
+class RootPathMiddleware:
+    """Routes below a path that a proxy in front uses, whether the proxy takes it off or not."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            if not path.startswith(f"{self._root_path}/"):
+                path = self._root_path + path
+            scope = {**scope, "root_path": self._root_path, "path": path}
+        await self._app(scope, receive, send)
 
 
 class AuthMiddleware:
@@ -125,6 +144,30 @@ class BodyLimitMiddleware:
             headers={"Connection": "close"},
         )
         await error_response(error)(scope, receive, send)
+
+
+class LastResort:
+    """Whatever escapes a route is a bug: it goes to the log, and the client gets 500 on a connection that
+    stays usable."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def send_noting(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting)
+        except Exception as error:
+            if scope["type"] != "http" or has_started:
+                raise
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            await error_response(as_api_error(error))(scope, receive, send)
 
 
 class _BodyTooLargeError(BaseException):

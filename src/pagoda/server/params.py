@@ -98,7 +98,7 @@ def _common(body: GenerationBody, max_tokens: int | None, logprobs: int | None) 
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
-    stop = body.stop or ()
+    stop = () if body.stop is None else body.stop
     return SamplingParams(
         **given,
         max_tokens=max_tokens,

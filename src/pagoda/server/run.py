@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -16,6 +17,7 @@ from fastapi import FastAPI
 from pagoda.core.events import EventSink
 from pagoda.engine.async_engine import AsyncEngine
 from pagoda.engine.engine import Engine
+from pagoda.errors import ConfigError
 from pagoda.server.app import create_app
 from pagoda.server.busy_log import log_while_busy
 from pagoda.server.metrics import EngineState, ServerMetrics
@@ -59,7 +61,7 @@ class Server:
         self._num_signals = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        listen = listen or ListenConfig()
+        self._listen = listen = listen or ListenConfig()
         self.uvicorn = _UvicornServer(
             uvicorn.Config(
                 create_app(self.state, self._lifespan),
@@ -79,7 +81,15 @@ class Server:
         )
 
     def run(self) -> None:
-        self.uvicorn.run()
+        """
+        Raises:
+            ConfigError: the port is taken, the address is not this machine's, or the certificate is bad.
+        """
+        try:
+            self.uvicorn.config.load()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the certificate cannot be used: {error}", param="ssl_certfile") from None
+        self.uvicorn.run(sockets=[_listen(self._listen)])
 
     def stop(self) -> None:
         """Take no more requests, finish those there are within the shutdown timeout, then end. A second
@@ -119,8 +129,8 @@ class Server:
             if (engine := self.state.loaded_engine) is not None:
                 await engine.close()
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -149,6 +159,18 @@ class _UvicornServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._stop()
+
+
+def _listen(listen: ListenConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    try:
+        return socket.create_server((listen.host, listen.port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot listen on {listen.host}, port {listen.port}: {error}",
+            param="port",
+            hint="choose another one with --port",
+        ) from None
 
 
 async def _in_daemon_thread(function: Callable[[], Engine]) -> Engine:
