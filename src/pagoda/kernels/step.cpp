@@ -91,7 +91,7 @@ int Model::add_group(int num_layers, int num_kv_heads, int head_dim, int num_blo
   const size_t layer_values = size_t{2} * at(num_kv_heads) * at(head_dim) * at(block_size);
   const size_t block_values = layer_values * at(num_layers);
   groups_.push_back({num_layers, num_kv_heads, head_dim, num_blocks, block_size, layer_values, block_values,
-                     Mapping(block_values * 2 * at(num_blocks), false), std::vector<uint8_t>(at(num_blocks), 0)});
+                     Mapping(block_values * 2 * at(num_blocks), true), std::vector<uint8_t>(at(num_blocks), 0)});
   return static_cast<int>(groups_.size()) - 1;
 }
 

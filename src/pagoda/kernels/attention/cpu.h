@@ -2,8 +2,9 @@
 // and chunks merged in order (Dao et al. 2022). What a query computes depends only on its position, never on
 // the queries beside it, on how the prompt was cut into steps or on how a long context is split over threads.
 //
-// A block of a layer holds keys [kv head][16 tokens of a run][head_dim][16] and values [kv head][token][head_dim],
-// both in f16. Keys are transposed so that 16 scores are one vector and no sum over lanes is needed.
+// A block of a layer holds for each KV head its keys [run of 16 tokens][head_dim][16], then its values
+// [token][head_dim], both in f16. Keys are transposed so that 16 scores are one vector and no sum over lanes is
+// needed; a head's keys and values lie together because one task reads both.
 #pragma once
 #include "../activation/cpu.h"
 #include "../common/simd.h"
@@ -18,8 +19,8 @@ inline void write_kv(const AttentionShape& s, const KVLayer& kv, int slot, const
   const int offset = slot % s.block_size, run = offset / 16, lane = offset % 16, d = s.head_dim;
   const f32x16 largest = set16(65504.0f), smallest = set16(-65504.0f);  // an infinity would poison masked sums
   for (int h = 0; h < s.num_kv_heads; h++) {
-    uint16_t* k = block + static_cast<size_t>(h) * s.block_size * d + static_cast<size_t>(run) * 16 * d + lane;
-    uint16_t* v = block + static_cast<size_t>(s.num_kv_heads + h) * s.block_size * d + static_cast<size_t>(offset) * d;
+    uint16_t* k = block + s.head_values() * static_cast<size_t>(2 * h) + static_cast<size_t>(run) * 16 * d + lane;
+    uint16_t* v = block + s.head_values() * static_cast<size_t>(2 * h + 1) + static_cast<size_t>(offset) * d;
     for (int i = 0; i < d; i += 16) {
       const int n = d - i < 16 ? d - i : 16;
       uint16_t halves[16];
@@ -168,9 +169,13 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
     for (int i = low; i < high; i += 16, num_runs++) {
       const int position = key0 + i, offset = position % s.block_size;
       const uint16_t* block = kv.base + static_cast<size_t>(block_table[position / s.block_size]) * kv.block_stride;
-      keys[num_runs] = block + static_cast<size_t>(kv_head) * s.block_size * d + static_cast<size_t>(offset) * d;
-      values[num_runs] = block + static_cast<size_t>(s.num_kv_heads + kv_head) * s.block_size * d + static_cast<size_t>(offset) * d;
+      keys[num_runs] = block + s.head_values() * static_cast<size_t>(2 * kv_head) + static_cast<size_t>(offset) * d;
+      values[num_runs] = keys[num_runs] + s.head_values();
     }
+    // Few queries wait for memory: ask for the values while keys are scored, and for the next keys after that.
+    const bool prefetches = rows <= MAX_QUERY_ROWS;
+    const size_t run_bytes = size_t{32} * static_cast<size_t>(d);
+    for (int b = 0; b < num_runs && prefetches; b++) prefetch(values[b], run_bytes);
     for (int r = 0; r < rows; r += MAX_QUERY_ROWS)
       score_rows<>(rows - r < MAX_QUERY_ROWS ? rows - r : MAX_QUERY_ROWS, queries + r, keys, num_runs, d, scratch.scores + KEY_CHUNK * r + low);
     float chunk_m[MAX_ATTENTION_ROWS], chunk_l[MAX_ATTENTION_ROWS];
@@ -185,6 +190,10 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
       if (seen[r]) chunk_softmax(scratch.scores + KEY_CHUNK * r, low, round_up(high, 16), from, to, s.scale, s.softcap, &chunk_m[r], &chunk_l[r]);
       else for (int i = low; i < high; i += 16) store(scratch.scores + KEY_CHUNK * r + i, set16(0.0f));
     }
+    for (int position = key0 + KEY_CHUNK; prefetches && chunk + 1 < chunk1 && position <= last_position && position < key0 + 2 * KEY_CHUNK; position += 16)
+      prefetch(kv.base + static_cast<size_t>(block_table[position / s.block_size]) * kv.block_stride +
+                   s.head_values() * static_cast<size_t>(2 * kv_head) + static_cast<size_t>(position % s.block_size) * d,
+               run_bytes);
     std::memset(scratch.chunk_out, 0, static_cast<size_t>(rows * width) * 4);
     for (int r = 0; r < rows; r += MAX_QUERY_ROWS) {
       const int n = rows - r < MAX_QUERY_ROWS ? rows - r : MAX_QUERY_ROWS;

@@ -13,6 +13,9 @@ struct AttentionShape {
   int num_heads, num_kv_heads, head_dim, block_size;
   float scale, softcap;  // softcap 0: none
   int window;            // 0: all positions
+
+  // Keys, or values, of one KV head in one block.
+  size_t head_values() const { return static_cast<size_t>(block_size) * static_cast<size_t>(head_dim); }
 };
 
 struct KVLayer {

@@ -342,20 +342,65 @@ PAGODA_INLINE f32x16 keep_range(f32x16 x, int first_index, int low, int high, fl
 }
 #undef PAGODA_PARTS
 
-// Lane sums by halving: lane i takes lane i + 8, then + 4, + 2, + 1.
+// Lane sums by halving: lane i takes lane i + 8, then + 4, + 2, + 1. Maxima in the same order.
+#if defined(__AVX2__)
+PAGODA_INLINE __m256 half_sum(f32x16 v) {
+#if defined(PAGODA_ISA_AVX512)
+  return _mm256_add_ps(_mm512_castps512_ps256(v.part[0]), _mm512_extractf32x8_ps(v.part[0], 1));
+#else
+  return _mm256_add_ps(v.part[0], v.part[1]);
+#endif
+}
+PAGODA_INLINE __m256 half_max(f32x16 v) {
+#if defined(PAGODA_ISA_AVX512)
+  return _mm256_max_ps(_mm512_castps512_ps256(v.part[0]), _mm512_extractf32x8_ps(v.part[0], 1));
+#else
+  return _mm256_max_ps(v.part[0], v.part[1]);
+#endif
+}
 PAGODA_INLINE float reduce_add(f32x16 v) {
-  alignas(64) float x[16];
+  const __m256 eight = half_sum(v);
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+PAGODA_INLINE float reduce_max(f32x16 v) {
+  const __m256 eight = half_max(v);
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+PAGODA_INLINE int32_t sum_of_16_bytes(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  __m128i x = _mm_madd_epi16(_mm_maddubs_epi16(_mm_set1_epi8(1), bytes), _mm_set1_epi16(1));
+  x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
+#else
+PAGODA_INLINE float reduce_add(f32x16 v) {
+  float x[16];
   store(x, v);
   for (int half = 8; half > 0; half /= 2)
     for (int i = 0; i < half; i++) x[i] = x[i] + x[i + half];
   return x[0];
 }
 PAGODA_INLINE float reduce_max(f32x16 v) {
-  alignas(64) float x[16];
+  float x[16];
   store(x, v);
   for (int half = 8; half > 0; half /= 2)
     for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
   return x[0];
+}
+PAGODA_INLINE int32_t sum_of_16_bytes(const int8_t* p) {
+  int32_t sum = 0;
+  for (int i = 0; i < 16; i++) sum += p[i];
+  return sum;
+}
+#endif
+
+// `num_bytes` that will be read soon. Hardware does not see beyond a page, nor into another block.
+PAGODA_INLINE void prefetch(const void* p, size_t num_bytes) {
+  for (size_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
 }
 
 // The first n < 16 values, the other lanes 0, without touching memory behind them.

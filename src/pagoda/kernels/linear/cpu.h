@@ -20,6 +20,8 @@ constexpr int MAX_TILE_ROWS = 8;
 constexpr int MAX_TILE_ROWS = 4;
 #endif
 
+constexpr size_t PREFETCH_BYTES = 2048;  // how far a single row runs ahead in the weights, which it reads once
+
 // Vector J of a group, unpacked. Both nibbles of a byte are used one after the other, so it is loaded once.
 template <int J>
 PAGODA_INLINE bpart nibbles(const uint8_t* group, int part) {
@@ -89,19 +91,27 @@ struct RowsOfX {
   PAGODA_INLINE int32_t sum(int m, int group, int half) const { return plane.sums[2 * at(m, group) + static_cast<size_t>(half)]; }
 };
 
-// Calls add(plane) for the first plane of a group, and for the second when one of M rows has an outlier there.
-// A row without one gains exactly 0 from it, so its sum does not depend on its neighbours.
-template <int M, class Add>
-PAGODA_INLINE void for_planes(const QuantRows& x, int group, Add add) {
-  uint64_t outliers = 0;
-  std::memcpy(&outliers, x.outlier + x.outlier_stride * static_cast<size_t>(group), M);
-  for (int plane = 0; plane <= (outliers != 0); plane++) add(RowsOfX{x.planes[plane], static_cast<size_t>(x.cols)});
-}
-
 template <int M>
 struct Sums {
   fpart sum[NUM_PARTS][M];
 };
+
+// Out of line and by value, so that the sums of the common case stay in registers.
+template <class F, int M>
+__attribute__((noinline)) Sums<M> with_second_plane(const uint8_t* block, int g, const QuantRows& x, int group, Sums<M> sums) {
+  F::template add_group<M>(block, g, RowsOfX{x.planes[1], static_cast<size_t>(x.cols)}, group, sums);
+  return sums;
+}
+
+// Adds group g of a block: the first plane of x, and the second when one of M rows has an outlier there. A row
+// without one gains exactly 0 from it, so its sum does not depend on its neighbours.
+template <class F, int M>
+PAGODA_INLINE void add_planes(const uint8_t* block, int g, const QuantRows& x, int group, Sums<M>& sums) {
+  F::template add_group<M>(block, g, RowsOfX{x.planes[0], static_cast<size_t>(x.cols)}, group, sums);
+  uint64_t outliers = 0;
+  std::memcpy(&outliers, x.outlier + x.outlier_stride * static_cast<size_t>(group), M);
+  if (__builtin_expect(outliers != 0, 0)) sums = with_second_plane<F, M>(block, g, x, group, sums);
+}
 
 // sums += scale_x * (scale_w * dot) + minimum_w * scaled_sum_x
 template <int M, class Scale, class Minimum>
@@ -129,14 +139,12 @@ struct Legacy {  // Q4 and Q5: a scale and a minimum in f16 for each group
     else return nibbles<J>(group, part);
   }
   template <int M>
-  static PAGODA_INLINE void block(const uint8_t* group, const QuantRows& rows, int index, Sums<M>& sums) {
+  static PAGODA_INLINE void add_group(const uint8_t* group, int, const RowsOfX& x, int index, Sums<M>& sums) {
     const auto* halves = reinterpret_cast<const uint16_t*>(group + (FIVE ? 320 : 256));
-    for_planes<M>(rows, index, [&](const RowsOfX& x) __attribute__((always_inline)) {
-      const Dots<M> dots = dot_vectors<Legacy, M>(group, x.q(index), x.stride(), PairedOrder{});
-      add_with_minimum<M>(
-          sums, dots, [&](int part) { return load_half(halves + PART * part); }, [&](int part) { return load_half(halves + 16 + PART * part); },
-          x, index);
-    });
+    const Dots<M> dots = dot_vectors<Legacy, M>(group, x.q(index), x.stride(), PairedOrder{});
+    add_with_minimum<M>(
+        sums, dots, [&](int part) { return load_half(halves + PART * part); }, [&](int part) { return load_half(halves + 16 + PART * part); }, x,
+        index);
   }
 };
 
@@ -147,20 +155,18 @@ struct Q8 {
   template <int J>
   static PAGODA_INLINE bpart vector(const uint8_t* group, int part) { return load_bytes(group + 64 * J + 4 * PART * part); }
   template <int M>
-  static PAGODA_INLINE void block(const uint8_t* group, const QuantRows& rows, int index, Sums<M>& sums) {
+  static PAGODA_INLINE void add_group(const uint8_t* group, int, const RowsOfX& x, int index, Sums<M>& sums) {
     const auto* halves = reinterpret_cast<const uint16_t*>(group + 512);
-    for_planes<M>(rows, index, [&](const RowsOfX& x) __attribute__((always_inline)) {
-      const Dots<M> dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), PairedOrder{});
+    const Dots<M> dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), PairedOrder{});
 #pragma GCC unroll 2
-      for (int part = 0; part < NUM_PARTS; part++) {
-        const fpart scale = load_half(halves + PART * part);
+    for (int part = 0; part < NUM_PARTS; part++) {
+      const fpart scale = load_half(halves + PART * part);
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-          const ipart dot = without_offset(dots.sum[part][m], x.sum(m, index, 0) + x.sum(m, index, 1));
-          sums.sum[part][m] = fma(mul(to_float(dot), scale), x.scale(m, index), sums.sum[part][m]);
-        }
+      for (int m = 0; m < M; m++) {
+        const ipart dot = without_offset(dots.sum[part][m], x.sum(m, index, 0) + x.sum(m, index, 1));
+        sums.sum[part][m] = fma(mul(to_float(dot), scale), x.scale(m, index), sums.sum[part][m]);
       }
-    });
+    }
   }
 };
 
@@ -175,19 +181,14 @@ struct SuperWithMinimum {  // Q4K and Q5K: six-bit scales and minima times two f
     else return nibbles<J>(group, part);
   }
   template <int M>
-  static PAGODA_INLINE void block(const uint8_t* super, const QuantRows& rows, int index, Sums<M>& sums) {
+  static PAGODA_INLINE void add_group(const uint8_t* super, int g, const RowsOfX& x, int index, Sums<M>& sums) {
     const auto* halves = reinterpret_cast<const uint16_t*>(super);
-    for (int g = 0; g < 8; g++) {
-      const uint8_t* group = super + 64 + (288 + BITS_BYTES) * g;
-      const uint8_t* scales = group + 256 + BITS_BYTES;
-      for_planes<M>(rows, 8 * index + g, [&](const RowsOfX& x) __attribute__((always_inline)) {
-        const Dots<M> dots = dot_vectors<SuperWithMinimum, M>(group, x.q(8 * index + g), x.stride(), PairedOrder{});
-        add_with_minimum<M>(
-            sums, dots, [&](int part) { return mul(load_half(halves + PART * part), load_u8(scales + PART * part)); },
-            [&](int part) { return sub(set(0.0f), mul(load_half(halves + 16 + PART * part), load_u8(scales + 16 + PART * part))); }, x,
-            8 * index + g);
-      });
-    }
+    const uint8_t* group = super + 64 + (288 + BITS_BYTES) * g;
+    const uint8_t* scales = group + 256 + BITS_BYTES;
+    const Dots<M> dots = dot_vectors<SuperWithMinimum, M>(group, x.q(index), x.stride(), PairedOrder{});
+    add_with_minimum<M>(
+        sums, dots, [&](int part) { return mul(load_half(halves + PART * part), load_u8(scales + PART * part)); },
+        [&](int part) { return sub(set(0.0f), mul(load_half(halves + 16 + PART * part), load_u8(scales + 16 + PART * part))); }, x, index);
   }
 };
 
@@ -199,11 +200,6 @@ struct Q6K {
   template <int J>
   static PAGODA_INLINE bpart vector(const uint8_t* group, int part) {
     return with_two_bits<J>(nibbles<J>(group, part), group + 256, part);
-  }
-  template <int M>
-  static PAGODA_INLINE void block(const uint8_t* super, const QuantRows& rows, int index, Sums<M>& sums) {
-    for (int g = 0; g < 8; g++)
-      for_planes<M>(rows, 8 * index + g, [&](const RowsOfX& x) __attribute__((always_inline)) { add_group<M>(super, g, x, 8 * index + g, sums); });
   }
   template <int M>
   static PAGODA_INLINE void add_group(const uint8_t* super, int g, const RowsOfX& x, int i, Sums<M>& sums) {
@@ -243,7 +239,12 @@ inline void quant_tile(const uint8_t* panel, int num_blocks, const QuantRows& ro
   Sums<M> sums;
   for (int part = 0; part < NUM_PARTS; part++)
     for (int m = 0; m < M; m++) sums.sum[part][m] = set(0.0f);
-  for (int b = 0; b < num_blocks; b++) F::template block<M>(panel + block_bytes(F::format) * static_cast<size_t>(b), rows, b, sums);
+  constexpr int GROUPS = block_inputs(F::format) / GROUP;
+  for (int b = 0; b < num_blocks; b++)
+    for (int g = 0; g < GROUPS; g++) {
+      if (M <= 2 && GROUPS == 1) prefetch(panel + block_bytes(F::format) * static_cast<size_t>(b) + PREFETCH_BYTES, block_bytes(F::format));
+      add_planes<F, M>(panel + block_bytes(F::format) * static_cast<size_t>(b), g, rows, GROUPS * b + g, sums);
+    }
   for (int part = 0; part < NUM_PARTS; part++)
     for (int m = 0; m < M; m++) store_result(o, row + m, column + PART * part, sums.sum[part][m]);
 }

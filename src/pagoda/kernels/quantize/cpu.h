@@ -16,7 +16,7 @@ constexpr float OUTLIER_RATIO = 5.0f;  // of the largest value of a group to the
 PAGODA_INLINE void quantize_group(f32x16* x, float largest, const QuantPlane& plane, int group) {
   const float scale = largest / 127.0f;
   const f32x16 inverse = set16(largest > 0.0f ? 127.0f / largest : 0.0f);
-  int32_t sums[2] = {0, 0};
+  int32_t sums[2];
   for (int half = 0; half < 2; half++) {
     int8_t* q = plane.q + GROUP * group + 16 * half;
     const f32x16 scaled = mul(x[half], inverse);
@@ -25,7 +25,7 @@ PAGODA_INLINE void quantize_group(f32x16* x, float largest, const QuantPlane& pl
       store_i8(q + PART * part, rounded);
       x[half].part[part] = sub(x[half].part[part], mul(to_float(rounded), set(scale)));
     }
-    for (int i = 0; i < 16; i++) sums[half] += q[i];
+    sums[half] = sum_of_16_bytes(q);
   }
   plane.scale[group] = scale;
   plane.scaled_sum[group] = scale * static_cast<float>(sums[0] + sums[1]);
