@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from pagoda import AsyncLLM, SamplingParams
-from pagoda.engine.async_engine import AsyncEngine, EngineRequest, EngineStoppedError
+from pagoda.engine.async_engine import AsyncEngine, EngineStoppedError
 from pagoda.engine.output import OutputKind, RequestOutput
+from pagoda.engine.request_stream import EngineRequest
 from pagoda.errors import RequestError
 from tests.server.servers import EOS, parrot, scripted_loader
 

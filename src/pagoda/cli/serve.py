@@ -269,3 +269,5 @@ def _configure_log() -> None:
     logger = logging.getLogger("pagoda")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    # It warns of every write to a client who has just gone, which is no news.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)

@@ -17,28 +17,14 @@ from uuid import uuid4
 
 from pagoda.core.request import RequestStatus
 from pagoda.engine.engine import Engine, describe_error
-from pagoda.engine.output import CompletionOutput, OutputKind, RequestMetrics, RequestOutput
+from pagoda.engine.output import RequestOutput
+from pagoda.engine.request_stream import EngineRequest, RequestStream, failed_output
 from pagoda.errors import PagodaError
 from pagoda.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Observer = Callable[[Sequence[RequestOutput]], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
-    """What `AsyncEngine.submit` takes; the fields are those of `Engine.add_request`."""
-
-    request_id: str
-    prompt: str | Sequence[int]
-    params: SamplingParams
-    output_kind: OutputKind = OutputKind.DELTA
-    arrival_s: float | None = None
-    priority: int = 0
-    cache_salt: str | None = None
-    use_cache: bool = True
-    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,51 +39,6 @@ class QueueState:
 
 class EngineStoppedError(PagodaError):
     """The engine is closing, or closed, and takes no more requests."""
-
-
-class RequestStream:
-    """Outputs of the requests of one `submit`, in the order in which they come; ends after the last.
-
-    Leaving early is the caller's to say: `cancel`, or `async with`, aborts what is unfinished.
-    """
-
-    def __init__(self, request_ids: Iterable[str], engine: AsyncEngine) -> None:
-        self.unfinished = set(request_ids)
-        self._engine = engine
-        self._outputs: deque[RequestOutput] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-
-    def __aiter__(self) -> AsyncIterator[RequestOutput]:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        while not self._outputs:
-            if not self.unfinished:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._outputs.popleft()
-
-    def put(self, output: RequestOutput) -> None:
-        self._outputs.append(output)
-        if output.finished:
-            self.unfinished.discard(output.request_id)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def cancel(self) -> None:
-        """Abort what is unfinished; its blocks are free before the next step."""
-        if self.unfinished:
-            self._engine.abort_soon(self.unfinished)
-
-    async def __aenter__(self) -> RequestStream:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self.cancel()
 
 
 class AsyncEngine:
@@ -177,7 +118,7 @@ class AsyncEngine:
             RequestError, CapacityError: as `Engine.add_request`, for any of them.
             EngineStoppedError: the engine is closing.
         """
-        stream = RequestStream((r.request_id for r in requests), self)
+        stream = RequestStream((r.request_id for r in requests), self.abort_soon)
         num_choices = sum(r.params.n for r in requests)
         num_tokens = sum(len(r.prompt) * r.params.n for r in requests)
         self._num_submitted += num_choices
@@ -262,6 +203,7 @@ class AsyncEngine:
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until no request is left, and abort those that are after `timeout_s`; whether none was."""
+        await self.call(lambda engine: None)  # what has been submitted is seen from here on
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
             return True
@@ -322,7 +264,7 @@ class AsyncEngine:
         except Exception:
             log.exception("the failed requests could not be aborted")
             ended = {}
-        return [_failed(request_id, ended.get(request_id), message) for request_id in request_ids]
+        return [failed_output(request_id, ended.get(request_id), message) for request_id in request_ids]
 
     def _add(self, engine: Engine, requests: Sequence[EngineRequest], stream: RequestStream) -> None:
         for number, r in enumerate(requests):
@@ -398,16 +340,6 @@ class AsyncEngine:
 
 
 AsyncLLM = AsyncEngine
-
-
-def _failed(request_id: str, output: RequestOutput | None, message: str) -> RequestOutput:
-    """The last output of a request that the engine broke on."""
-    if output is None:
-        choice = CompletionOutput(0, "", [], finish_reason="error", error=message)
-        return RequestOutput(request_id, None, [], [choice], True, 0, RequestMetrics(0.0))
-    for choice in output.outputs:
-        choice.finish_reason, choice.error = "error", message
-    return output
 
 
 def _set_result(future: asyncio.Future[T], result: T) -> None:

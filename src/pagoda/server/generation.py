@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from pagoda.core.request import FinishReason
-from pagoda.engine.async_engine import EngineRequest, RequestStream
 from pagoda.engine.output import OutputKind, RequestOutput
+from pagoda.engine.request_stream import EngineRequest, RequestStream
+from pagoda.engine.validation import checked_params, checked_prompt
 from pagoda.errors import PagodaError, RequestError
 from pagoda.sampling_params import SamplingParams
 from pagoda.server.errors import APIError, as_api_error
@@ -142,13 +143,28 @@ async def start_generation(
         )
         for number, prompt in enumerate(prompts)
     ]
-    num_tokens = sum(len(r.prompt) * r.params.n for r in requests)
-    state.check_queue(params.n * len(requests), num_tokens)
     try:
+        _check_queue(state, requests)
         stream = await state.engine.submit(requests)
     except PagodaError as error:
         raise _told_in_fields_of(body, as_api_error(error)) from error
     return Generation(state, public_id, state.served_name(body.model), requests, prompts, stream)
+
+
+def _check_queue(state: ServerState, requests: Sequence[EngineRequest]) -> None:
+    """A request that is wrong is told so, rather than to come back when there is room."""
+    try:
+        state.check_queue(
+            sum(r.params.n for r in requests), sum(len(r.prompt) * r.params.n for r in requests)
+        )
+    except APIError:
+        engine = state.engine.engine
+        limits = {"vocab_size": engine.vocab_size, "max_model_len": engine.max_model_len}
+        for r in requests:
+            assert not isinstance(r.prompt, str)
+            checked_prompt(r.prompt, r.params, **limits)
+            checked_params(r.params, len(r.prompt), **limits)
+        raise
 
 
 def _told_in_fields_of(body: GenerationBody, error: APIError) -> APIError:
