@@ -167,12 +167,16 @@ def scripted_loader(
 
 @contextmanager
 def running(
-    load: Callable[[EventSink], Engine], *, wait: bool = True, **config: Any
+    load: Callable[[EventSink], Engine],
+    *,
+    wait: bool = True,
+    listen: ListenConfig | None = None,
+    **config: Any,
 ) -> Iterator[RunningServer]:
     """A server over any engine; without `wait` it may still be loading."""
     config.setdefault("served_model_names", ("test",))
     config.setdefault("shutdown_timeout_s", 5.0)
-    server = Server(ServerConfig(**config), load, ListenConfig(port=0))
+    server = Server(ServerConfig(**config), load, listen or ListenConfig(port=0))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline_s = time.monotonic() + 20
@@ -182,12 +186,16 @@ def running(
         )
         time.sleep(0.002)
     port = server.uvicorn.servers[0].sockets[0].getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
+    scheme = "http" if listen is None else "https"
+    url = f"{scheme}://127.0.0.1:{port}"
     key = (config.get("api_keys") or ("none",))[0]
     headers = {"Authorization": f"Bearer {key}"}
+    unverified = openai.DefaultHttpxClient(verify=False)  # reading the system's authorities takes long
     with (
-        openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=20) as client,
-        httpx.Client(base_url=url, headers=headers, timeout=20) as http,
+        openai.OpenAI(
+            base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=20, http_client=unverified
+        ) as client,
+        httpx.Client(base_url=url, headers=headers, timeout=20, verify=False) as http,
     ):
         try:
             yield RunningServer(server, url, None, client, http)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-import ssl
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +18,6 @@ import pytest
 
 from pagoda.cli import main
 from tests.cli.tiny_chat_model import write_tiny_chat_model
-
-CERTIFICATE = Path(__file__).parent / "loopback.pem"  # of 127.0.0.1, with its key; for tests alone
 
 
 @contextmanager
@@ -48,8 +46,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny.gguf"))
 
 
-def test_it_serves_until_a_signal_and_finishes_what_runs(model: str) -> None:
+def test_it_serves_until_a_signal_and_finishes_what_runs(model: str, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     arguments = (model, "--backend", "reference", "--served-model-name", "tiny", "--max-model-len", "1k")
+    arguments += ("--chat-template", str(template))
     with serve(*arguments) as (process, url, printed), ThreadPoolExecutor() as pool:
         table = "".join(printed)
         for word in ("tiny.gguf, as tiny", "reference, 1 threads", "max_model_len", "1000 tokens", "KV pool"):
@@ -59,6 +60,8 @@ def test_it_serves_until_a_signal_and_finishes_what_runs(model: str) -> None:
             httpx.post(f"{url}/v1/chat/completions", json={**body, "max_tokens": 2}, timeout=30).status_code
             == 200
         )
+        tokens = httpx.post(f"{url}/tokenize", json={"messages": body["messages"]}).json()["tokens"]
+        assert bytes(tokens) == b"[Hi]"
         call = pool.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=30)
         while not httpx.get(f"{url}/requests").json()["requests"]:
             time.sleep(0.005)
@@ -81,31 +84,23 @@ def test_a_second_signal_aborts(model: str) -> None:
         assert process.wait(20) == 0
 
 
-def test_a_chat_template_of_ones_own(model: str, tmp_path: Path) -> None:
-    template = tmp_path / "template.jinja"
-    template.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
-    with serve(model, "--backend", "reference", "--chat-template", str(template)) as (_, url, _printed):
-        body = {"messages": [{"role": "user", "content": "Hi"}]}
-        assert bytes(httpx.post(f"{url}/tokenize", json=body).json()["tokens"]) == b"[Hi]"
+def test_a_port_in_use_is_an_error(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", model, "--port", str(taken.getsockname()[1])]) == 1
+    error = capfd.readouterr().err
+    assert re.match(r"pagoda: error: cannot listen on 127.0.0.1, port \d+: .*in use", error)
+    assert "hint: choose another one with --port" in error
 
 
-def test_a_port_in_use_is_an_error(model: str) -> None:
-    with serve(model, "--backend", "reference") as (_, url, _printed):
-        command = [sys.executable, "-m", "pagoda", "serve", model, "--port", url.rpartition(":")[2]]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
-        assert ended.returncode == 1
-        assert re.match(r"pagoda: error: cannot listen on 127.0.0.1, port \d+: .*in use", ended.stderr)
-        assert "hint: choose another one with --port" in ended.stderr
-
-
-def test_https(model: str, tmp_path: Path) -> None:
-    pair = ("--ssl-certfile", str(CERTIFICATE), "--ssl-keyfile", str(CERTIFICATE))
-    with serve(model, "--backend", "reference", *pair) as (_, url, _printed):
-        context = ssl.create_default_context(cafile=CERTIFICATE)
-        assert httpx.get(f"{url}/health", verify=context).status_code == 200
+def test_a_bad_certificate_is_an_error(model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad.pem"
     bad.write_text("no certificate")
-    assert main(["serve", model, "--port", "0", "--ssl-certfile", str(bad), "--ssl-keyfile", str(bad)]) == 1
+    for file in (bad, tmp_path / "none.pem"):
+        assert (
+            main(["serve", model, "--port", "0", "--ssl-certfile", str(file), "--ssl-keyfile", str(file)])
+            == 1
+        )
+        assert "the certificate cannot be used" in capfd.readouterr().err
 
 
 def test_a_model_that_is_not_there_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:

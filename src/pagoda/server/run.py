@@ -163,9 +163,15 @@ class _UvicornServer(uvicorn.Server):
 
 def _listen(listen: ListenConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off, which would hold back chunks, for sockets that say they are TCP.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((listen.host, listen.port), family=family, backlog=2048)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((listen.host, listen.port))
+        listening.listen(2048)
+        return listening
     except (OSError, OverflowError) as error:
+        listening.close()
         raise ConfigError(
             f"cannot listen on {listen.host}, port {listen.port}: {error}",
             param="port",
