@@ -131,6 +131,10 @@ def execute(arguments: argparse.Namespace) -> int:
     server.run()
     if server.error is not None:
         raise server.error
+    if server.state.loaded_engine is None:
+        # A signal came while the model was loading. The thread that loads cannot be interrupted, and native
+        # code must not run while the process takes itself apart.
+        os._exit(0)
     return 0 if server.uvicorn.started else 1
 
 

@@ -2,6 +2,10 @@
 
 The engine thread owns the engine. The loop posts calls to it, which run between two steps, and gets what a
 step brought for all requests in one hand-over. Without work the thread sleeps.
+
+Waking a loop is a system call, for which a thread lets go of the interpreter lock; the loop would take it
+and work on the outputs while the next step waits to be planned. So a third thread does the waking: it gets
+the lock when the engine thread enters native code, and the loop works while the step runs.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -58,6 +63,8 @@ class AsyncEngine:
         self._observer = observer
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._waker: threading.Thread | None = None
+        self._outbox: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None] = SimpleQueue()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._stopping = False  # takes no more calls
@@ -88,7 +95,9 @@ class AsyncEngine:
         """Start the engine thread; outputs go to the running loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
+        self._waker = threading.Thread(target=self._wake_loop, name="pagoda-waker", daemon=True)
         self._thread.start()
+        self._waker.start()
 
     @property
     def num_unfinished(self) -> int:
@@ -221,6 +230,7 @@ class AsyncEngine:
             self._closing = True
             self._wake.set()
             await asyncio.to_thread(self._thread.join)
+            self._outbox.put(None)
         self.engine.close()
 
     async def __aenter__(self) -> AsyncEngine:
@@ -321,11 +331,18 @@ class AsyncEngine:
         self._wake.set()
 
     def _hand_over(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._outbox.put((function, arguments))  # does not let go of the interpreter lock
+
+    def _wake_loop(self) -> None:
+        """In the third thread."""
         assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
-            self._closing = True
+        while (item := self._outbox.get()) is not None:
+            function, arguments = item
+            try:
+                self._loop.call_soon_threadsafe(function, *arguments)
+            except RuntimeError:  # the loop is closed: nobody is left to tell
+                self._closing = True
+                self._wake.set()
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
