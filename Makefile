@@ -9,11 +9,11 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find src/pagoda/kernels -name '
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.installed
-	@$(BIN)/pagoda run smollm2-135m
+	@if [ -t 0 ]; then $(BIN)/pagoda run smollm2-135m; else $(BIN)/pagoda run smollm2-135m </dev/null; fi
 
 test: $(VENV)/.installed-test lint
-	@$(BIN)/python tests/fetch_models.py
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m tests.fetch_models
+	@$(BIN)/python -m pytest -m "not slow"
 
 lint: $(VENV)/.installed-test
 	@$(BIN)/ruff check .
@@ -21,8 +21,8 @@ lint: $(VENV)/.installed-test
 	@$(BIN)/mypy
 
 bench: $(VENV)/.installed-test
-	@$(BIN)/python tests/fetch_models.py smollm2-135m
-	@$(BIN)/python benchmarks/step.py
+	@$(BIN)/python -m tests.fetch_models smollm2-135m-instruct-q4_1
+	@$(BIN)/python -m benchmarks.step
 
 # Answers of Hugging Face transformers made again; fails where they differ from the files in tests/golden.
 golden: $(VENV)-golden/.installed

@@ -102,7 +102,9 @@ def test_extreme_weights_and_activations_do_not_overflow(weight_type: TensorType
                 np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5 * size)
 
 
-@pytest.mark.parametrize("weight_type", [TensorType.Q4_1, TensorType.Q6_K, TensorType.Q8_0, TensorType.F16], ids=str)
+@pytest.mark.parametrize(
+    "weight_type", [TensorType.Q4_1, TensorType.Q6_K, TensorType.Q8_0, TensorType.F16], ids=str
+)
 def test_a_row_does_not_depend_on_the_rows_beside_it(weight_type: TensorType) -> None:
     weight = random_weight(weight_type, 320, 256)
     x = np.random.default_rng(3).standard_normal((67, 256)).astype(np.float32)
@@ -110,6 +112,32 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(weight_type: TensorType) ->
     for m in (2, 3, 5, 8, 17, 33, 67):
         for num_threads in (1, 2):
             assert_same_bits([alone[:m], linear("", x[:m], weight, num_threads=num_threads)])
+
+
+QUANTISED_TYPES = [t for t in TensorType if t not in (TensorType.F32, TensorType.F16, TensorType.BF16)]
+
+
+@pytest.mark.parametrize("weight_type", QUANTISED_TYPES, ids=str)
+def test_a_group_with_an_outlier_loses_no_more_than_others(weight_type: TensorType) -> None:
+    """One value a hundred times the rest would round the rest of its group away in a single plane."""
+    weight = random_weight(weight_type, 48, 512, seed=6)
+    x = np.random.default_rng(7).standard_normal((6, 512)).astype(np.float32)
+    x[:, 70] = 100.0
+    x[3, 300] = -80.0
+    matrix = dequantize(weight)
+    result = on_every_isa(lambda isa: linear(isa, x, weight))
+    error = result - reference_linear(x, matrix)
+    without_outliers = np.where(np.abs(x) > 50, 0, x)
+    assert np.sqrt(np.mean(error**2) / np.mean(without_outliers**2 @ (matrix**2).T)) < 0.01
+
+
+@pytest.mark.parametrize("weight_type", QUANTISED_TYPES, ids=str)
+def test_an_outlier_changes_nothing_for_the_rows_beside_it(weight_type: TensorType) -> None:
+    weight = random_weight(weight_type, 48, 512, seed=8)
+    x = np.random.default_rng(9).standard_normal((9, 512)).astype(np.float32)
+    x[4, 33] = 500.0
+    alone = np.concatenate([linear("", row[None], weight) for row in x])
+    assert_same_bits([alone, on_every_isa(lambda isa: linear(isa, x, weight))])
 
 
 @pytest.mark.parametrize("case", NATIVE_ATTENTION_CASES, ids=str)

@@ -6,6 +6,7 @@ the native side to join ops into stages (`kernels/step.h`).
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -39,14 +40,19 @@ MAX_HEAD_DIM = 512
 
 
 class CPUBackend:
-    """Native kernels on `num_threads` threads; `isa` forces an instruction set of `pagoda._native.isas()`."""
+    """Native kernels on `num_threads` threads.
+
+    `isa` forces an instruction set of `pagoda._native.isas()`, as the variable PAGODA_ISA does; results are
+    the same bits on all of them.
+    """
 
     name = "cpu"
 
     def __init__(self, *, num_threads: int = 1, isa: str | None = None) -> None:
         if num_threads < 1:
             raise UnsupportedError(f"num_threads is {num_threads}; it must be at least 1")
-        if isa is not None and isa not in _native.isas():
+        isa = isa or os.environ.get("PAGODA_ISA")
+        if isa and isa not in _native.isas():
             raise UnsupportedError(
                 f"this machine has no instruction set {isa!r}",
                 hint=f"choose one of: {', '.join(_native.isas())}",

@@ -3,6 +3,7 @@
 // copy for code that runs on lesser machines.
 #include "activation/cpu.h"
 #include "attention/cpu.h"
+#include "common/ceilings.h"
 #include "common/kernel_table.h"
 #include "linear/cpu.h"
 #include "quantize/cpu.h"
@@ -19,7 +20,7 @@ namespace PAGODA_ISA {
 extern const Kernels kernels;
 const Kernels kernels = {
     PAGODA_STRING(PAGODA_ISA), linear, quantize_row, rms_norm_row, rope_angles, rope_row, gated_row, add_row,
-    softcap_row, write_kv, attend, merge_partial, sample_row,
+    softcap_row, write_kv, attend, merge_partial, sample_row, dot_rounds,
 };
 
 }  // namespace PAGODA_ISA

@@ -123,6 +123,7 @@ NB_MODULE(_native, m) {
       .def("forward", &forward)
       .def("sample", &sample_on_model)
       .def("copy_block", &Model::copy_block, nb::call_guard<nb::gil_scoped_release>())
+      .def("measure_ceilings", &Model::measure_ceilings, nb::call_guard<nb::gil_scoped_release>())
       .def("poison", &Model::poison)
       .def("write_kv",
            [](Model& self, int layer, const Ints& slots, const FloatRows& keys, const FloatRows& values) {

@@ -413,6 +413,36 @@ void Model::poison() {
   for (auto& memory : scratch_memory_) std::memset(memory.data(), 0xff, memory.size() * sizeof(float));
 }
 
+std::pair<double, double> Model::measure_ceilings() {
+  using clock = std::chrono::steady_clock;
+  constexpr size_t BYTES = size_t{256} << 20, PASSES = 4;  // far beyond any cache
+  constexpr int ROUNDS = 5000000;
+  const Mapping memory(BYTES, true);
+  std::memset(memory.data(), 1, BYTES);
+  std::atomic<uint64_t> sink{0};
+  const size_t share = BYTES / at(pool_.num_threads());
+  auto start = clock::now();
+  pool_.run([&](int thread) {
+    const auto* words = reinterpret_cast<const uint64_t*>(memory.data() + share * at(thread));
+    uint64_t sums[4] = {};
+    for (size_t pass = 0; pass < PASSES; pass++)
+      for (size_t i = 0; i + 4 <= share / 8; i += 4)
+        for (size_t j = 0; j < 4; j++) sums[j] += words[i + j];
+    sink += sums[0] + sums[1] + sums[2] + sums[3];
+  });
+  const double read_s = std::chrono::duration<double>(clock::now() - start).count();
+  double operations = 0.0;
+  start = clock::now();
+  pool_.run([&](int thread) {
+    int32_t sum = 0;
+    const double per_round = kernels_->dot_rounds(ROUNDS, &sum);
+    if (thread == 0) operations = per_round;
+    sink += static_cast<uint64_t>(sum);
+  });
+  const double dot_s = std::chrono::duration<double>(clock::now() - start).count();
+  return {static_cast<double>(share * at(pool_.num_threads()) * PASSES) / read_s, operations * ROUNDS * pool_.num_threads() / dot_s};
+}
+
 size_t Model::kv_bytes_resident() const {
   size_t bytes = 0;
   for (const Group& g : groups_)

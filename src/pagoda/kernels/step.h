@@ -87,6 +87,8 @@ class Model {
   void copy_block(int group, int source, int target);
   // Fills KV memory and every buffer with NaN: no result may depend on what was there before.
   void poison();
+  // (bytes read from memory a second, byte dot product operations a second), all threads together.
+  std::pair<double, double> measure_ceilings();
   size_t kv_bytes_resident() const;
   size_t weight_bytes() const { return arena_.num_bytes(); }
   int num_threads() const { return pool_.num_threads(); }

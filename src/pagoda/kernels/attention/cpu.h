@@ -79,8 +79,10 @@ inline void value_tile(const float* weights, const uint16_t* values, size_t stri
 
 #if defined(PAGODA_ISA_AVX512)
 constexpr int MAX_QUERY_ROWS = 12;
-#else
+#elif defined(__AVX2__)
 constexpr int MAX_QUERY_ROWS = 6;
+#else
+constexpr int MAX_QUERY_ROWS = 2;
 #endif
 
 // Registers left by R queries go to more runs of keys or columns, so that FMA chains stay independent.

@@ -16,6 +16,9 @@ inline bool has_avx2_vnni() {
   return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4)) != 0;
 }
 inline bool has_avx512_vnni() {
+#if defined(PAGODA_EMULATE_AVX512)
+  return true;
+#endif
   __builtin_cpu_init();
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");

@@ -32,6 +32,7 @@ struct Kernels {
                  int num_tokens, int kv_head, int chunk0, int chunk1, AttentionScratch&, float* out, size_t out_stride, float* partial);
   void (*merge_partial)(const AttentionShape&, const float* partial, int num_chunks, int kv_head, float* out);
   void (*sample_row)(const SampleArgs&, int row, SampleScratch&);
+  double (*dot_rounds)(int rounds, int32_t* sink);  // operations of one round
 };
 
 // Tables that this machine can run, fastest first.

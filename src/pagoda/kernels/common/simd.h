@@ -17,12 +17,17 @@
 #include <simde/x86/avx512.h>
 #include <simde/x86/f16c.h>
 #include <simde/x86/fma.h>
+#include "emulated_avx512.h"
 #else
 #include <immintrin.h>
 #endif
 #endif
 
+#if defined(__AVX2__)
 #define PAGODA_INLINE inline __attribute__((always_inline))
+#else
+#define PAGODA_INLINE inline  // portable vectors are arrays: inlining every loop over them takes minutes to compile
+#endif
 
 namespace pagoda {
 namespace PAGODA_ISA {
@@ -344,16 +349,19 @@ PAGODA_INLINE f32x16 keep_range(f32x16 x, int first_index, int low, int high, fl
 
 // Lane sums by halving: lane i takes lane i + 8, then + 4, + 2, + 1. Maxima in the same order.
 #if defined(__AVX2__)
+#if defined(PAGODA_ISA_AVX512)
+PAGODA_INLINE __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
+#endif
 PAGODA_INLINE __m256 half_sum(f32x16 v) {
 #if defined(PAGODA_ISA_AVX512)
-  return _mm256_add_ps(_mm512_castps512_ps256(v.part[0]), _mm512_extractf32x8_ps(v.part[0], 1));
+  return _mm256_add_ps(_mm512_castps512_ps256(v.part[0]), upper_half(v.part[0]));
 #else
   return _mm256_add_ps(v.part[0], v.part[1]);
 #endif
 }
 PAGODA_INLINE __m256 half_max(f32x16 v) {
 #if defined(PAGODA_ISA_AVX512)
-  return _mm256_max_ps(_mm512_castps512_ps256(v.part[0]), _mm512_extractf32x8_ps(v.part[0], 1));
+  return _mm256_max_ps(_mm512_castps512_ps256(v.part[0]), upper_half(v.part[0]));
 #else
   return _mm256_max_ps(v.part[0], v.part[1]);
 #endif

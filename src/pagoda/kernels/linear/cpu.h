@@ -16,8 +16,10 @@ namespace PAGODA_ISA {
 
 #if defined(PAGODA_ISA_AVX512)
 constexpr int MAX_TILE_ROWS = 8;
-#else
+#elif defined(__AVX2__)
 constexpr int MAX_TILE_ROWS = 4;
+#else
+constexpr int MAX_TILE_ROWS = 2;
 #endif
 
 constexpr size_t PREFETCH_BYTES = 2048;  // how far a single row runs ahead in the weights, which it reads once
@@ -261,12 +263,12 @@ inline void quant_panels(const PackedWeight& w, const QuantRows& all, int row0, 
     if constexpr (MAX_TILE_ROWS > 4)
       if (row + 4 <= row1) quant_tile<F, 4>(panel, num_blocks, all.from_row(row), row, column, o), row += 4;
     const QuantRows rest = all.from_row(row);
-    switch (row1 - row) {
-      case 3: quant_tile<F, 3>(panel, num_blocks, rest, row, column, o); break;
-      case 2: quant_tile<F, 2>(panel, num_blocks, rest, row, column, o); break;
-      case 1: quant_tile<F, 1>(panel, num_blocks, rest, row, column, o); break;
-      default: break;
+    const int num_rest = row1 - row;
+    if constexpr (MAX_TILE_ROWS > 2) {
+      if (num_rest == 3) quant_tile<F, 3>(panel, num_blocks, rest, row, column, o);
+      if (num_rest == 2) quant_tile<F, 2>(panel, num_blocks, rest, row, column, o);
     }
+    if (num_rest == 1) quant_tile<F, 1>(panel, num_blocks, rest, row, column, o);
   }
 }
 

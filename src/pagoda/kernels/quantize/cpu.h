@@ -1,6 +1,6 @@
 // Activations to 8 bits, symmetric, one scale for each 32 values of a row, and a second plane of 8 bits for
 // groups with outliers (after Dettmers et al. 2022, who keep outlier features in 16 bits). An eighth of the
-// groups of a llama has them; the second plane there cuts the divergence from float32 activations by six.
+// groups of a llama has them; the second plane there cuts the divergence from float32 activations by five
 #pragma once
 #include <cmath>
 
