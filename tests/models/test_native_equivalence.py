@@ -1,4 +1,4 @@
-"""Design principle 5 on the native backend: a request's logits are bitwise the same whatever runs beside it."""
+"""On the native backend a request's logits are bitwise the same whatever runs beside it."""
 
 from __future__ import annotations
 
