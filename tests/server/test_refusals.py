@@ -135,7 +135,6 @@ def test_wrong_messages_say_where(server: RunningServer, messages: Any, param: s
 UNSUPPORTED: list[tuple[str, Any]] = [
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", "required"),
-    ("response_format", {"type": "json_object"}),
     ("guided_regex", "a+"),
     ("use_beam_search", True),
     ("truncate_prompt_tokens", 5),

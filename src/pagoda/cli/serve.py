@@ -17,6 +17,7 @@ from pagoda.errors import ConfigError
 if TYPE_CHECKING:
     from pagoda.core.events import EventSink
     from pagoda.engine.engine import Engine
+    from pagoda.engine.tokenizer import Tokenizer
     from pagoda.server.state import ServerConfig
 
 NAME = "serve"
@@ -54,6 +55,8 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         help="reuse the KV blocks of equal beginnings (default: on)",
     )
     add("--chat-template", metavar="FILE", help="Jinja template to use instead of the model's own")
+    add("--tool-call-parser", metavar="NAME", choices=("hermes", "llama3_json"),
+        help="how tool calls are written: hermes, llama3_json (default: as the template says)")  # fmt: skip
     add("--threads", metavar="N", type=int, help="default: the cores that `pagoda info` shows")
     add("--backend", choices=("cpu", "reference"), default="cpu", help="reference is slow (default: cpu)")
     add("--seed", metavar="N", type=int, help="makes requests without a seed reproducible")
@@ -196,6 +199,7 @@ def _server_config(arguments: argparse.Namespace) -> ServerConfig:
         allowed_headers=tuple(arguments.allowed_headers),
         allow_credentials=arguments.allow_credentials,
         root_path=arguments.root_path.rstrip("/"),
+        tool_call_parser=arguments.tool_call_parser,
     )
 
 
@@ -223,7 +227,7 @@ def _tell_choices(
         ("step", f"{step}, {limits.scheduling_policy}"),
         ("prefix caching", "on" if scheduler.kv.config.enable_prefix_caching else "off"),
         ("chat template", "none: /v1/completions only" if template is None else "yes"),
-        ("tools, structured output", "not supported: refused with 400"),
+        ("tool calls", _told_tool_format(arguments, tokenizer)),
         ("API keys", f"{len(config.api_keys)}, admin {len(config.admin_api_keys)}"),
     ]
     for label, value in rows:
@@ -236,6 +240,18 @@ def _tell_choices(
         file=sys.stderr,
         flush=True,
     )
+
+
+def _told_tool_format(arguments: argparse.Namespace, tokenizer: Tokenizer | None) -> str:
+    from pagoda.engine.tool_format import detect_tool_format
+
+    template = tokenizer.tool_template if tokenizer is not None else None
+    if template is None or not template.supports_tools:
+        return "the chat template knows none: refused with 400"
+    if arguments.tool_call_parser is not None:
+        return str(arguments.tool_call_parser)
+    form = detect_tool_format(template.source)
+    return form.name if form is not None else "unknown form; --tool-call-parser names it"
 
 
 def _port(server: object) -> int | None:

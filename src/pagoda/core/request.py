@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from pagoda.core.block_hash import ContentSpan, ExtraKey, encode_extra_keys
 from pagoda.core.prefix_cache import PrefixMiss
-from pagoda.core.step import PromptLogprob, SampledToken, SamplingInput
+from pagoda.core.step import PromptLogprob, SampledToken, SamplingInput, TokenGrammar
 from pagoda.errors import RequestError
 from pagoda.sampling_params import SamplingParams
 
@@ -49,7 +49,7 @@ class Request:
     `seed` is resolved by the caller (one for each of `n` choices). `deadline_s` is a time on the
     scheduler's clock. `adapter` identifies weights added to the model's own, content and all: blocks are
     never shared between two of them, nor between two `cache_salt`. With `use_cache` off the request
-    neither takes blocks from the prefix cache nor leaves any.
+    neither takes blocks from the prefix cache nor leaves any. `grammar` is the request's own.
 
     Raises:
         RequestError: the prompt is empty or holds something that is not a token id.
@@ -70,6 +70,7 @@ class Request:
         deadline_s: float | None = None,
         adapter: str | None = None,
         content_spans: Sequence[ContentSpan] = (),
+        grammar: TokenGrammar | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -81,6 +82,7 @@ class Request:
         self.use_cache = use_cache
         self.deadline_s = deadline_s
         self.content_spans = tuple(content_spans)
+        self.grammar = grammar
         self.cache_root = encode_extra_keys(_root_keys(cache_salt, adapter))
         self.block_hashes: list[bytes] = []  # of the full blocks so far, filled in by the KVCacheManager
 
@@ -108,9 +110,11 @@ class Request:
 
         eos = () if params.ignore_eos else eos_token_ids
         self._end_token_ids = frozenset((*eos, *params.stop_token_ids))
-        self._sampling = SamplingInput(params, seed, self.prompt_token_ids, self.output_token_ids)
-        self._sampling_before_min_tokens = SamplingInput(
-            params, seed, self.prompt_token_ids, self.output_token_ids, tuple(sorted(self._end_token_ids))
+        self._sampling = SamplingInput(
+            params, seed, self.prompt_token_ids, self.output_token_ids, grammar=grammar
+        )
+        self._sampling_before_min_tokens = replace(
+            self._sampling, masked_token_ids=tuple(sorted(self._end_token_ids))
         )
 
     @property
@@ -144,20 +148,32 @@ class Request:
 
     def sampling_input(self) -> SamplingInput:
         """Before `min_tokens` the tokens that would end the request are masked."""
-        if self.num_output_tokens < self.params.min_tokens:
-            return self._sampling_before_min_tokens
-        return self._sampling
+        return self._sampling if self._may_end else self._sampling_before_min_tokens
+
+    @property
+    def _may_end(self) -> bool:
+        """`min_tokens` are there, or the grammar leaves nothing else to say."""
+        if self.num_output_tokens >= self.params.min_tokens:
+            return True
+        return self.grammar is not None and self.grammar.is_complete
 
     def append_output(self, token_id: int) -> None:
         self.output_token_ids.append(token_id)
         self.token_ids.append(token_id)
+
+    def advance_grammar(self) -> str | None:
+        """Take the latest output token into the grammar, once it is known not to end the request; what is
+        wrong if the grammar does not allow it."""
+        if self.grammar is None or self.grammar.accept(self.output_token_ids[-1]):
+            return None
+        return f"the grammar of the output does not allow its last token: {self.grammar.error}"
 
     def check_end(self) -> tuple[FinishReason, int | str | None] | None:
         """Finish reason and stop reason if the latest output token ends the request, else None.
 
         The stop reason of an end-of-sequence token is None.
         """
-        if self.num_output_tokens >= self.params.min_tokens:
+        if self._may_end:
             token_id = self.output_token_ids[-1]
             if token_id in self._end_token_ids:
                 is_eos = token_id in self.eos_token_ids and not self.params.ignore_eos

@@ -215,6 +215,10 @@ class Scheduler:
         if sampled:
             request.append_output(sampled[0].token_id)
             end = request.check_end()
+            error = request.advance_grammar() if end is None else None
+            if error is not None:
+                self._end(request, FinishReason.ERROR, error=error)
+                return _delta(request)
             self._recorder.generated(request, sampled[0].token_id)
         elif request.num_computed_tokens == request.num_tokens:
             end = FinishReason.LENGTH, None  # there was only a prompt to compute

@@ -14,6 +14,25 @@ from typing import NamedTuple, Protocol
 from pagoda.sampling_params import SamplingParams
 
 
+class TokenGrammar(Protocol):
+    """What one choice may still say. Its state follows the request, whatever row or step that is in."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but an end token may follow."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it allows nothing any more."""
+
+    def allowed_mask(self) -> bytes:
+        """32-bit words [ceil(vocab_size / 32)]; bit i of word w set: token 32 w + i may come next. An end
+        token may come exactly where the text is complete. Changes no state."""
+
+    def accept(self, token_id: int) -> bool:
+        """Take in the token that came, unless it ended the request; False when it was not allowed."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingInput:
     """What choosing the next token of one request needs. The two sequences are read, never kept."""
@@ -23,6 +42,7 @@ class SamplingInput:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     masked_token_ids: Sequence[int] = ()  # may not be chosen now (stop tokens before `min_tokens`)
+    grammar: TokenGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

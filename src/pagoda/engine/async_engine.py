@@ -15,7 +15,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -24,7 +24,8 @@ from pagoda.core.request import RequestStatus
 from pagoda.engine.engine import Engine, describe_error
 from pagoda.engine.output import RequestOutput
 from pagoda.engine.request_stream import EngineRequest, RequestStream, failed_output
-from pagoda.errors import PagodaError
+from pagoda.engine.structured_output import MAX_COMPILE_S
+from pagoda.errors import PagodaError, RequestError
 from pagoda.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class AsyncEngine:
         self._streams: dict[str, RequestStream] = {}
         self._num_submitted = self._num_submitted_tokens = 0  # choices and their prompts, ever
         self._num_seen = self._num_seen_tokens = 0  # of these, by the engine thread
+        self._compiling = asyncio.Semaphore(2)  # grammars at a time
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -127,6 +129,7 @@ class AsyncEngine:
             RequestError, CapacityError: as `Engine.add_request`, for any of them.
             EngineStoppedError: the engine is closing.
         """
+        requests = [await self._with_grammar(r) for r in requests]
         stream = RequestStream((r.request_id for r in requests), self.abort_soon)
         num_choices = sum(r.params.n for r in requests)
         num_tokens = sum(len(r.prompt) * r.params.n for r in requests)
@@ -146,6 +149,20 @@ class AsyncEngine:
             stream.cancel()  # runs after the call that adds them
             raise
         return stream
+
+    async def _with_grammar(self, request: EngineRequest) -> EngineRequest:
+        """The request with its grammar compiled, away from the engine thread and the event loop."""
+        wanted = request.params.structured_outputs
+        if wanted is None or request.grammar is not None:
+            return request
+        try:
+            async with self._compiling:
+                compiling = asyncio.to_thread(self.engine.compile_grammar, wanted)
+                return replace(request, grammar=await asyncio.wait_for(compiling, MAX_COMPILE_S))
+        except asyncio.TimeoutError:
+            raise RequestError(
+                f"the grammar is not compiled after {MAX_COMPILE_S:g} s", param="structured_outputs"
+            ) from None
 
     async def generate(
         self,
@@ -289,6 +306,7 @@ class AsyncEngine:
                     cache_salt=r.cache_salt,
                     use_cache=r.use_cache,
                     deadline_s=r.deadline_s,
+                    grammar=r.grammar,
                 )
             except Exception:
                 engine.abort(added.request_id for added in requests[:number])

@@ -24,7 +24,11 @@ class Choice:
         self._params = params
         self._tokenizer = tokenizer
         self._detokenizer = (
-            IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+            IncrementalDetokenizer(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                shown_special_token_ids=params.shown_special_token_ids,
+            )
             if tokenizer is not None
             else None
         )

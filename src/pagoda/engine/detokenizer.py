@@ -21,11 +21,19 @@ class IncrementalDetokenizer:
     Args:
         tokenizer: Gives each token's bytes.
         skip_special_tokens: Whether control tokens leave no text.
+        shown_special_token_ids: Control tokens that do nevertheless.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown_special_token_ids: Sequence[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._shown_special_token_ids = frozenset(shown_special_token_ids)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = True
         self._prefix_space_is_next = False
@@ -44,7 +52,8 @@ class IncrementalDetokenizer:
             if at_start and token_id == self._tokenizer.bos_token_id:
                 # Encoding put a space in front of the text that follows; it is not part of the text.
                 self._prefix_space_is_next = self._tokenizer.has_space_prefix
-            return b"" if self._skip_special_tokens else self._tokenizer.token_bytes(token_id)
+            is_hidden = self._skip_special_tokens and token_id not in self._shown_special_token_ids
+            return b"" if is_hidden else self._tokenizer.token_bytes(token_id)
         token_bytes = self._tokenizer.token_bytes(token_id)
         if self._prefix_space_is_next:
             self._prefix_space_is_next = False

@@ -15,10 +15,11 @@ from pagoda.engine.choice import Choice
 from pagoda.engine.output import OutputKind, RequestOutput
 from pagoda.engine.request_group import RequestGroup
 from pagoda.engine.seeds import choice_seed
+from pagoda.engine.structured_output import CompiledGrammar, GrammarCompiler
 from pagoda.engine.tokenizer import Tokenizer
 from pagoda.engine.validation import checked_params, checked_prompt
 from pagoda.errors import PagodaError, RequestError
-from pagoda.sampling_params import SamplingParams
+from pagoda.sampling_params import SamplingParams, StructuredOutputsParams
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,9 @@ class Engine:
         self._clock = clock
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
         self._on_close = on_close
+        self._grammar_compiler = (
+            GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids) if tokenizer is not None else None
+        )
         self._closed = False
         self._groups: dict[str, RequestGroup] = {}  # unfinished
         self._choices: dict[str, tuple[RequestGroup, Choice]] = {}  # unfinished, by the scheduler's ids
@@ -77,11 +81,13 @@ class Engine:
         cache_salt: str | None = None,
         use_cache: bool = True,
         deadline_s: float | None = None,
+        grammar: CompiledGrammar | None = None,
     ) -> None:
         """Accept a request; from here on it ends exactly once.
 
         `arrival_s` (now, if None) and `deadline_s` are times on the engine's clock. Each of the `n`
-        choices is a request of the scheduler's, with a seed of its own.
+        choices is a request of the scheduler's, with a seed of its own. `grammar` is that of
+        `params.structured_outputs`, if `compile_grammar` has been called before.
 
         Raises:
             RequestError: the request itself is wrong, its id is in use, or it does not fit the model.
@@ -99,6 +105,8 @@ class Engine:
         params = checked_params(
             params, len(token_ids), vocab_size=self.vocab_size, max_model_len=self.max_model_len
         )
+        if grammar is None and params.structured_outputs is not None:
+            grammar = self.compile_grammar(params.structured_outputs)
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
         requests = [
             Request(
@@ -113,6 +121,7 @@ class Engine:
                 cache_salt=cache_salt,
                 use_cache=use_cache,
                 deadline_s=deadline_s,
+                grammar=None if grammar is None else grammar.start(),
             )
             for index in range(params.n)
         ]
@@ -126,6 +135,18 @@ class Engine:
                 tokenizer=self.tokenizer,
             )
         )
+
+    def compile_grammar(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        """What `add_request` needs for structured output. Takes a while, so any thread may call it before.
+
+        Raises:
+            RequestError: the constraint cannot be used.
+        """
+        if self._grammar_compiler is None:
+            raise RequestError(
+                "structured output needs a tokenizer, and this engine has none", param="structured_outputs"
+            )
+        return self._grammar_compiler.compile(params)
 
     def _encode(self, prompt: str | Sequence[int]) -> Sequence[int]:
         if not isinstance(prompt, str):

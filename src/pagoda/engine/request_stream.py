@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pagoda.engine.output import CompletionOutput, OutputKind, RequestMetrics, RequestOutput
+from pagoda.engine.structured_output import CompiledGrammar
 from pagoda.sampling_params import SamplingParams
 
 
@@ -24,6 +25,7 @@ class EngineRequest:
     cache_salt: str | None = None
     use_cache: bool = True
     deadline_s: float | None = None
+    grammar: CompiledGrammar | None = None  # compiled by `submit` where it is missing
 
 
 class RequestStream:

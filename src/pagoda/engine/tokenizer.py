@@ -117,7 +117,8 @@ class Tokenizer:
         return self._named_template("default")
 
     @cached_property
-    def _tool_template(self) -> ChatTemplate | None:
+    def tool_template(self) -> ChatTemplate | None:
+        """The template for chats with tools, which some files keep apart."""
         return self._named_template("tool_use") or self.chat_template
 
     def _named_template(self, name: str) -> ChatTemplate | None:
@@ -135,7 +136,7 @@ class Tokenizer:
         """The same tokenizer with another chat template."""
         changed = object.__new__(type(self))
         changed.__dict__.update(self.__dict__)
-        for name in ("chat_template", "_tool_template"):
+        for name in ("chat_template", "tool_template"):
             changed.__dict__.pop(name, None)
         changed._chat_templates = {"default": source}
         return changed
@@ -160,7 +161,7 @@ class Tokenizer:
         Raises:
             RequestError: the model has no template, or the template refuses the messages.
         """
-        template = self._tool_template if tools else self.chat_template
+        template = self.tool_template if tools else self.chat_template
         if template is None:
             raise RequestError(
                 "the model has no chat template",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagoda.core.step import SampledToken, SamplingInput, TokenLogprob
 from pagoda.runtime.forward_batch import Float32Array, Int32Array, SampleResult, SamplingBatch
@@ -45,6 +46,7 @@ def build_sampling_batch(inputs: Sequence[SamplingInput]) -> SamplingBatch:
         bias_token_ids=np.array([token_id for bias in biases for token_id in bias], dtype=np.int32),
         bias_values=np.array([value for bias in biases for value in bias.values()], dtype=np.float32),
         num_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], dtype=np.int32),
+        allowed_mask=_allowed_mask(inputs),
     )
 
 
@@ -57,7 +59,8 @@ def sampled_tokens(result: SampleResult, inputs: Sequence[SamplingInput]) -> lis
     for i, (token_id, row) in enumerate(zip(result.token_ids.tolist(), inputs, strict=True)):
         num_top = row.params.logprobs
         if token_id < 0:
-            tokens.append(SampledToken(token_id, error=NOTHING_TO_CHOOSE))
+            error = row.grammar.error if row.grammar is not None else None
+            tokens.append(SampledToken(token_id, error=error or NOTHING_TO_CHOOSE))
         elif num_top is None:
             tokens.append(SampledToken(token_id))
         else:
@@ -94,6 +97,19 @@ def _biases(row: SamplingInput) -> dict[int, float]:
     if not row.masked_token_ids and not row.params.logit_bias:
         return {}
     return {**row.params.logit_bias, **dict.fromkeys(row.masked_token_ids, -np.inf)}
+
+
+def _allowed_mask(inputs: Sequence[SamplingInput]) -> NDArray[np.uint32] | None:
+    """None when no row has a grammar; rows without one may choose every token."""
+    masks = [None if row.grammar is None else row.grammar.allowed_mask() for row in inputs]
+    num_words = max((len(mask) // 4 for mask in masks if mask is not None), default=0)
+    if num_words == 0:
+        return None
+    allowed = np.full((len(inputs), num_words), 0xFFFFFFFF, dtype=np.uint32)
+    for row, mask in zip(allowed, masks, strict=True):
+        if mask is not None:
+            row[:] = np.frombuffer(mask, dtype=np.uint32)
+    return allowed
 
 
 def _start_loc(lengths: Iterable[int]) -> Int32Array:

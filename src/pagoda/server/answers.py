@@ -8,12 +8,14 @@ from typing import Any, Protocol
 
 from pagoda.engine.output import CompletionOutput, RequestOutput
 from pagoda.engine.tokenizer import Tokenizer
+from pagoda.engine.tool_parser import ReplyDelta
 from pagoda.sampling_params import SamplingParams
 from pagoda.server.errors import as_api_error
 from pagoda.server.generation import Generation, Prompt
 from pagoda.server.logprobs import LogprobsFormat, prompt_logprobs_json
 from pagoda.server.protocol import ChatCompletionBody, CompletionBody, GenerationBody
 from pagoda.server.sse import DONE, error_event, event
+from pagoda.server.tools import ToolReplies, ToolUse, chunk_fields, message_fields
 
 log = logging.getLogger(__name__)
 
@@ -58,41 +60,56 @@ class ChatFormat:
     chunk_object_name = "chat.completion.chunk"
 
     def __init__(
-        self, body: ChatCompletionBody, params: SamplingParams, tokenizer: Tokenizer, prefix: str
+        self,
+        body: ChatCompletionBody,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        prefix: str,
+        tools: ToolUse | None = None,
     ) -> None:
+        self._replies = None if tools is None else ToolReplies(tools)
         self._body = body
         self._num_top = params.logprobs
         self._formats = _ChoiceFormats(tokenizer, params)
         self._prefix = prefix  # echo of the message that is continued
 
     def choice(self, number: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self._prefix + choice.text, "refusal": None}
+        reply = self._reply(choice)
+        message = {"role": "assistant", **message_fields(reply, self._prefix), "refusal": None}
         return {
             "index": choice.index,
             "message": message,
             "logprobs": self._logprobs(choice),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._finish_reason(choice),
             "stop_reason": choice.stop_reason,
             **({"token_ids": list(choice.token_ids)} if self._body.return_token_ids else {}),
         }
 
     def chunk(self, number: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any] | None:
         _, is_start = self._formats.get(choice.index)
-        delta: dict[str, Any] = {}
+        delta = chunk_fields(self._reply(choice))
         if is_start:
-            delta = {"role": "assistant", "content": self._prefix + choice.text}
-        elif choice.text:
-            delta = {"content": choice.text}
+            delta = {"role": "assistant", **delta, "content": self._prefix + delta.get("content", "")}
         if not (delta or choice.finished or _tells_tokens(self._body, choice)):
             return None
         return {
             "index": choice.index,
             "delta": delta,
             "logprobs": self._logprobs(choice),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._finish_reason(choice),
             **({"stop_reason": choice.stop_reason} if choice.finished else {}),
             **_chunk_token_ids(self._body, is_start, output, choice),
         }
+
+    def _reply(self, choice: CompletionOutput) -> ReplyDelta:
+        if self._replies is None:
+            return ReplyDelta(choice.text)
+        return self._replies.read(choice.index, choice.text, choice.finished)
+
+    def _finish_reason(self, choice: CompletionOutput) -> str | None:
+        if self._replies is None:
+            return choice.finish_reason
+        return self._replies.finish_reason(choice.index, choice.finish_reason)
 
     def extra(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         (output,) = outputs

@@ -36,6 +36,7 @@ from pagoda.server.protocol import (
 )
 from pagoda.server.sse import EventStreamResponse, finish_unless_gone
 from pagoda.server.state import Phase, ServerConfig, ServerState
+from pagoda.server.tools import tool_use
 from pagoda.server.unsupported import refuse_unsupported
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -86,11 +87,14 @@ def _add_openai_routes(app: FastAPI, state: ServerState) -> None:
         arrival_s = time.monotonic()
         _check(state, body)
         params = chat_params(body)
-        prompt = await _chat_prompt(state, body)
+        tools = tool_use(body, state.tokenizer, state.config.tool_call_parser)
+        if tools is not None:
+            params = tools.apply(params)
+        prompt = await _chat_prompt(state, body, body.tools if tools is not None else None)
         prefix = ""
         if body.echo and body.continue_final_message:
             prefix = normalize_messages(body.messages)[-1]["content"]
-        made = ChatFormat(body, params, state.tokenizer, prefix)
+        made = ChatFormat(body, params, state.tokenizer, prefix, tools)
         generation = await start_generation(
             state, body, params, [prompt], kind="chatcmpl", arrival_s=arrival_s, default_max_tokens=None
         )
@@ -148,7 +152,9 @@ async def _respond(
     return Response(status_code=CLIENT_CLOSED_REQUEST) if answer is None else JSONBody(answer)
 
 
-async def _chat_prompt(state: ServerState, body: ChatCompletionBody | TokenizeBody) -> Prompt:
+async def _chat_prompt(
+    state: ServerState, body: ChatCompletionBody | TokenizeBody, tools: Sequence[Any] | None = None
+) -> Prompt:
     tokenizer = state.tokenizer
     messages = body.messages or []
     add_generation_prompt = body.add_generation_prompt
@@ -158,6 +164,7 @@ async def _chat_prompt(state: ServerState, body: ChatCompletionBody | TokenizeBo
     def encode() -> list[int]:
         return tokenizer.encode_chat(
             messages,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
             template_kwargs=body.chat_template_kwargs,
@@ -205,7 +212,7 @@ def _add_token_routes(app: FastAPI, state: ServerState) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", param="prompt")
         if body.prompt is None:
-            token_ids = (await _chat_prompt(state, body)).token_ids
+            token_ids = (await _chat_prompt(state, body, body.tools)).token_ids
         else:
             encode = partial(
                 tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens is not False

@@ -168,6 +168,8 @@ def _check_queue(state: ServerState, requests: Sequence[EngineRequest]) -> None:
 
 
 def _told_in_fields_of(body: GenerationBody, error: APIError) -> APIError:
+    if (error.param or "").startswith("structured_outputs") and body.structured_outputs is None:
+        error.param = "response_format" if body.response_format is not None else "tools"
     if error.param == "prompt" and not hasattr(body, "prompt"):
         error.param = "messages"
     if error.param in ("prompt", "messages", "max_tokens") and error.code is None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from pagoda.errors import RequestError
-from pagoda.sampling_params import MAX_LOGPROBS, SamplingParams
+from pagoda.sampling_params import MAX_LOGPROBS, SamplingParams, StructuredOutputsParams
 from pagoda.server.protocol import ChatCompletionBody, CompletionBody, GenerationBody
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
@@ -106,7 +106,36 @@ def _common(body: GenerationBody, max_tokens: int | None, logprobs: int | None) 
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=_logit_bias(body.logit_bias),
+        structured_outputs=structured_outputs(body),
     )
+
+
+def structured_outputs(body: GenerationBody) -> StructuredOutputsParams | None:
+    """What `response_format` or `structured_outputs` asks for.
+
+    Raises:
+        RequestError: they contradict themselves or each other.
+    """
+    wanted, given = body.response_format, body.structured_outputs
+    if given is not None:
+        if wanted is not None and wanted.type != "text":
+            raise RequestError("structured_outputs and response_format exclude each other",
+                param="structured_outputs")  # fmt: skip
+        return StructuredOutputsParams(
+            json=given.json_,
+            regex=given.regex,
+            choice=given.choice,
+            grammar=given.grammar,
+            json_object=given.json_object,
+            disable_any_whitespace=bool(given.disable_any_whitespace),
+        )
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if wanted.json_schema is None:
+        raise RequestError("response_format.json_schema is missing", param="response_format.json_schema")
+    return StructuredOutputsParams(json=wanted.json_schema.schema_)
 
 
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float]:

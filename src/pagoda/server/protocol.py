@@ -6,7 +6,7 @@ honoured is refused in `unsupported.py`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,6 +24,37 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(None, description="vLLM's: usage in every chunk.")
+
+
+class JSONSchemaFormat(BaseModel):
+    """`strict` makes no difference: a schema is always kept to, or refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's; one of the first five."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+    json_: dict[str, Any] | str | bool | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
 
 
 class GenerationBody(Body):
@@ -55,6 +86,9 @@ class GenerationBody(Body):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = Field(None, description="Adds token ids of prompt and choices.")
 
+    response_format: ResponseFormat | None = Field(None, examples=[{"type": "text"}])
+    structured_outputs: StructuredOutputs | None = Field(None, examples=[{"choice": ["yes", "no"]}])
+
     priority: int | None = Field(None, description="Lower is sooner, under --scheduling-policy priority.")
     cache_salt: str | None = Field(None, description="Shares cached prefixes with the same salt only.")
     cache: bool | None = Field(None, description="false: neither uses nor fills the prefix cache.")
@@ -71,6 +105,9 @@ class ChatCompletionBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = Field(None, examples=[[]])
+    tool_choice: str | dict[str, Any] | None = Field(None, examples=["auto"])
+    parallel_tool_calls: bool | None = Field(None, description="false: one tool call at most.")
 
 
 class CompletionBody(GenerationBody):
@@ -91,6 +128,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = Field(None, examples=[[]])
     return_token_strs: bool | None = None
 
 

@@ -42,6 +42,7 @@ class ServerConfig:
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
     root_path: str = ""
+    tool_call_parser: str | None = None  # a name of `TOOL_FORMATS`; None reads it off the chat template
 
 
 @dataclass(slots=True)

@@ -14,7 +14,6 @@ from pagoda.server.protocol import Body
 IGNORED = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",  # there are no tools to call
         "prediction",  # a hint about speed
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -27,13 +26,9 @@ IGNORED = frozenset(
 
 # Name -> values that ask for nothing, besides null.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    # Tools and structured output.
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
+    # Old names of tools and of structured output.
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -61,6 +56,15 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
 }
 
+NEWER_NAMES = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "guided_json": 'structured_outputs: {"json": ...}',
+    "guided_regex": 'structured_outputs: {"regex": ...}',
+    "guided_choice": 'structured_outputs: {"choice": ...}',
+    "guided_grammar": 'structured_outputs: {"grammar": ...}',
+}
+
 
 def refuse_unsupported(body: Body) -> None:
     """
@@ -71,5 +75,8 @@ def refuse_unsupported(body: Body) -> None:
         if name in IGNORED or (name in UNSUPPORTED and (value is None or value in UNSUPPORTED[name])):
             continue
         if name in UNSUPPORTED:
-            raise APIError(400, f"{name} is not supported by this server", param=name, code="unsupported")
+            message = f"{name} is not supported by this server"
+            if name in NEWER_NAMES:
+                message += f"; use {NEWER_NAMES[name]}"
+            raise APIError(400, message, param=name, code="unsupported")
         raise APIError(400, f"{name} is not a field of this endpoint", param=name, code="unknown_field")

@@ -1,0 +1,92 @@
+"""How a model writes tool calls: which form its template teaches, and the grammar of that form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagoda.engine.structured_output import with_layout
+
+MAX_PARALLEL_CALLS = 16  # of an answer that must call tools; with no bound it might never end
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """Each call is a JSON object with a name and arguments, between `opening` and `closing`.
+
+    With `is_bare` the object may also stand without `opening`, at the start of the reply.
+    """
+
+    name: str
+    opening: str
+    closing: str
+    arguments_key: str
+    separator: str  # between two calls
+    is_bare: bool = False
+
+
+HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", "arguments", "\n")
+LLAMA3_JSON = ToolFormat("llama3_json", "<|python_tag|>", "", "parameters", "; ", is_bare=True)
+TOOL_FORMATS = {form.name: form for form in (HERMES, LLAMA3_JSON)}
+
+
+def detect_tool_format(template: str) -> ToolFormat | None:
+    """The form that a chat template teaches its model; None when it is neither."""
+    if HERMES.opening in template:
+        return HERMES
+    if '"parameters"' in template and ("python_tag" in template or "ipython" in template):
+        return LLAMA3_JSON
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters` is a JSON schema of an object."""
+
+    name: str
+    parameters: Mapping[str, Any]
+
+
+def tool_call_grammar(
+    form: ToolFormat,
+    tools: Sequence[Tool],
+    *,
+    max_calls: int,
+    opening_token_id: int | None = None,
+    closing_token_id: int | None = None,
+    other_schema: dict[str, Any] | None = None,
+) -> str:
+    """Lark for an answer of 1 to `max_calls` calls of `tools`, laid out as models are trained to.
+
+    `opening_token_id` is the control token that `form.opening` is, None where it is text; the closing one
+    likewise. With `other_schema` the answer may also be JSON of that schema.
+    """
+    opening = _marker(form.opening, opening_token_id)
+    closing = _marker(form.closing, closing_token_id)
+    names = [f"tool_{number}" for number in range(len(tools))]
+    # A bare call needs no marker, and models write it without.
+    call = "tool" if form.is_bare else rf'{opening} "\n" tool "\n" {closing}'
+    repeats = f" ({json.dumps(form.separator)} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
+    lines = [
+        "%llguidance {}",
+        "start: calls" if other_schema is None else "start: calls | other",
+        f"calls: call{repeats}",
+        f"call: {call}",
+        f"tool: {' | '.join(names)}",
+    ]
+    for rule, tool in zip(names, tools, strict=True):
+        head = f'{{"name": {json.dumps(tool.name)}, "{form.arguments_key}": '
+        lines.append(f'{rule}: {json.dumps(head)} %json {_schema(tool.parameters)} "}}"')
+    if other_schema is not None:
+        lines.append(f"other: %json {_schema(other_schema)}")
+    return "\n".join(lines)
+
+
+def _marker(text: str, token_id: int | None) -> str:
+    return json.dumps(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _schema(schema: Mapping[str, Any]) -> str:
+    return json.dumps(with_layout(dict(schema)))
