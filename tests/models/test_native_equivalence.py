@@ -14,6 +14,7 @@ from tests.models.run_program import Chunk, PagedModel, run_chunked
 from tests.real_models import SMOLLM2, real_model
 
 CHUNKS = (1, 7, 15, 16, 17, 64)
+QUICK_BATCH_SIZES = (2, 3, 4, 5, 8, 9, 33)
 
 
 def smollm2(num_threads: int, isa: str | None = None) -> PagedModel:
@@ -75,7 +76,10 @@ def test_chunked_prefill_equals_whole(one_thread: PagedModel, two_threads: Paged
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("batch_size", [2, 3, 4, 5, 8, 9, 33])
+@pytest.mark.parametrize(
+    "batch_size",
+    [pytest.param(n, marks=[] if n in QUICK_BATCH_SIZES else pytest.mark.slow) for n in range(2, 34)],
+)
 def test_alone_equals_in_a_batch(
     alone: list[Float32Array], one_thread: PagedModel, two_threads: PagedModel, batch_size: int
 ) -> None:

@@ -6,6 +6,7 @@ the native side to join ops into stages (`kernels/step.h`).
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from pagoda.runtime.program import (
     Rope,
     Value,
 )
-from pagoda.weights.checkpoint import require_all_read
+from pagoda.weights.checkpoint import expected_shapes, require_all_read
 from pagoda.weights.dequantize import dequantize
 from pagoda.weights.tensor import TensorType, WeightSource
 
@@ -128,6 +129,7 @@ class _Lowering:
         self.native = native
         self.program = program
         self.source = weights
+        self.shapes = expected_shapes(program)
         self.last_use = _last_uses(program)
         self.weights: dict[str, tuple[int, bool]] = {}  # name: native id, whether in floats
         self.buffers: dict[int, int] = {}  # value index: native buffer
@@ -144,6 +146,10 @@ class _Lowering:
                 self.layers[layer] = (index, position)
 
     def run(self) -> None:
+        # Largest first: a weight is in memory twice while it is packed, which costs least at the start.
+        matrices = {op.weight for op in self.program.ops if isinstance(op, Embed | Linear | Logits)}
+        for name in sorted(matrices, key=lambda name: (-math.prod(self.shapes[name]), name)):
+            self._weight(name)
         for index, op in enumerate(self.program.ops):
             self._lower(op, index)
             for value in _inputs(op):

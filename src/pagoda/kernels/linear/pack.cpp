@@ -40,27 +40,26 @@ int get_two_bits(const uint8_t* plane, int r, int k) {
 // A scale times a power of two, still exact as a half unless it leaves the format's range.
 uint16_t scaled_half(uint16_t h, float factor) { return float_to_half(half_to_float(h) * factor); }
 
+// The legacy types keep quants k and k + 16 in one byte, which are the two nibbles that a packed byte holds too.
+void copy_nibbles(const uint8_t* nibbles, uint8_t* group, int r) {
+  for (int vector = 0; vector < 4; vector++) std::memcpy(group + 64 * vector + 4 * r, nibbles + 4 * vector, 4);
+}
+
 void pack_group_4(const uint8_t* nibbles, uint16_t scale, uint16_t minimum, uint8_t* out, int r) {
-  for (int k = 0; k < 16; k++) {
-    put_nibble(out, r, k, nibbles[k] & 15);
-    put_nibble(out, r, k + 16, nibbles[k] >> 4);
-  }
+  copy_nibbles(nibbles, out, r);
   write_u16(out + 256 + 2 * r, scale);
   write_u16(out + 288 + 2 * r, minimum);
 }
 
 void pack_group_5(const uint8_t* high_bits, const uint8_t* nibbles, uint16_t scale, uint16_t minimum, uint8_t* out, int r) {
-  for (int k = 0; k < 16; k++) {
-    put_nibble(out, r, k, nibbles[k] & 15);
-    put_nibble(out, r, k + 16, nibbles[k] >> 4);
-  }
+  copy_nibbles(nibbles, out, r);
   for (int k = 0; k < 32; k++) put_bit(out + 256, r, k, (high_bits[k / 8] >> (k % 8)) & 1);
   write_u16(out + 320 + 2 * r, scale);
   write_u16(out + 352 + 2 * r, minimum);
 }
 
 void pack_group_8(const uint8_t* quants, uint16_t scale, uint8_t* out, int r) {
-  for (int k = 0; k < 32; k++) out[64 * (k / 4) + 4 * r + k % 4] = quants[k];
+  for (int vector = 0; vector < 8; vector++) std::memcpy(out + 64 * vector + 4 * r, quants + 4 * vector, 4);
   write_u16(out + 512 + 2 * r, scale);
 }
 
