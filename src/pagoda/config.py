@@ -32,27 +32,37 @@ class SchedulerConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     priority_ageing_s: float = 30.0  # waiting this long is worth one level of priority; 0: no ageing
     watermark: float = 0.01  # share of each pool kept free for running requests when another is admitted
+    max_num_partial_prefills: int = 1  # prompts that may be computed in part at a time
+    max_long_partial_prefills: int = 1  # of them, those with more left than the threshold
     long_prefill_token_threshold: int = 0  # most tokens a step gives to one prefill; 0: the whole budget
-    max_long_partial_prefills: int = 1  # prefills above that threshold that may run at a time
+    max_prefill_tokens_while_decoding: int = 0  # of all prefills, in a step that decodes too; 0: no limit
+    longest_prefix_first: bool = True  # among waiting requests of equal priority, the best cached goes first
+    max_overtaken_s: float = 5.0  # one that has waited this long is not overtaken for its prefix any more
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_long_partial_prefills"):
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_num_partial_prefills"):
             value = getattr(self, name)
             _require(value >= 1, name, value, "1 or more")
+        _require(
+            1 <= self.max_long_partial_prefills <= self.max_num_partial_prefills,
+            "max_long_partial_prefills",
+            self.max_long_partial_prefills,
+            f"between 1 and max_num_partial_prefills, which is {self.max_num_partial_prefills}",
+        )
         _require(
             self.scheduling_policy in get_args(SchedulingPolicy),
             "scheduling_policy",
             self.scheduling_policy,
             "fcfs or priority",
         )
-        _require(self.priority_ageing_s >= 0, "priority_ageing_s", self.priority_ageing_s, "0 or more")
-        _require(0.0 <= self.watermark < 1.0, "watermark", self.watermark, "at least 0 and below 1")
-        _require(
-            self.long_prefill_token_threshold >= 0,
+        for name in (
+            "priority_ageing_s",
+            "max_overtaken_s",
             "long_prefill_token_threshold",
-            self.long_prefill_token_threshold,
-            "0 or more",
-        )
+            "max_prefill_tokens_while_decoding",
+        ):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        _require(0.0 <= self.watermark < 1.0, "watermark", self.watermark, "at least 0 and below 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +78,8 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None  # None: from the memory that is left
     enable_prefix_caching: bool = True
     enable_partial_block_reuse: bool = True  # reuse a partly matching last block by copying it
-    cache_namespace: str = ""  # part of every block hash: digest of weights and KV type
+    cache_namespace: str = ""  # part of every block hash, beside what `load_engine` adds: model and KV type
+    max_pinned_share: float = 0.5  # of each pool; pins also leave room for one sequence of max_model_len
 
     def __post_init__(self) -> None:
         size = self.block_size
@@ -79,6 +90,8 @@ class CacheConfig:
             self.kv_cache_dtype,
             "one of " + ", ".join(get_args(KVCacheDtype)),
         )
+        share = self.max_pinned_share
+        _require(0.0 <= share <= 1.0, "max_pinned_share", share, "between 0 and 1")
         memory = self.kv_cache_memory_bytes
         _require(memory is None or memory > 0, "kv_cache_memory_bytes", memory, "a positive number of bytes")
 

@@ -67,6 +67,15 @@ class Harness:
         self.ended.pop(request_id, None)
         return request
 
+    def add_choices(self, request_id: str, n: int, prompt: Sequence[int], **options: object) -> list[Request]:
+        """`n` requests of one prompt that fork each other's blocks, named `request_id`/0 and so on."""
+        siblings: list[Request] = []
+        for index in range(n):
+            logprobs = options.get("prompt_logprobs") if index == 0 else None
+            choice = options | {"prompt_logprobs": logprobs, "siblings": siblings}
+            siblings.append(self.add(f"{request_id}/{index}", prompt, **choice))
+        return siblings
+
     def step(
         self, *, in_flight: Callable[[], object] | None = None, fail: bool = False
     ) -> SchedulerOutput | None:

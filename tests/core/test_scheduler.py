@@ -277,7 +277,9 @@ def test_the_watermark_keeps_room_for_those_who_run() -> None:
 
 def test_running_prompts_keep_the_room_for_their_later_chunks() -> None:
     """A second long prompt is not let in on the blocks that the first has not taken yet."""
-    h = Harness(num_blocks=10, long_prefill_token_threshold=4, max_long_partial_prefills=2)
+    h = Harness(
+        num_blocks=10, long_prefill_token_threshold=4, max_num_partial_prefills=2, max_long_partial_prefills=2
+    )
     h.add("a", range(30), max_tokens=2)
     h.add("b", range(10, 40), max_tokens=2)
     h.run()

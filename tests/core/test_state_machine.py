@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagoda.config import CacheConfig
 from pagoda.core.invariants import check_state
 from pagoda.core.request import FinishReason
-from pagoda.errors import CapacityError
+from pagoda.errors import CapacityError, RequestError
 from tests.core.harness import Harness
 
 WINDOWS = [(None,), (None, 5), (3, None), (4,), (2, 7), (None, 1), (6, None, 9)]
@@ -38,13 +38,17 @@ class Traffic(RuleBasedStateMachine):
                 block_size=block_size,
                 enable_prefix_caching=data.draw(st.sampled_from([True, True, True, False])),
                 enable_partial_block_reuse=data.draw(st.booleans()),
+                max_pinned_share=data.draw(st.sampled_from([0.2, 0.6, 1.0])),
             ),
             max_num_seqs=data.draw(st.integers(1, 5)),
             max_num_batched_tokens=data.draw(st.sampled_from([1, 2, 3, 5, 8, 30])),
-            max_model_len=data.draw(st.sampled_from([20, 60])),
+            max_model_len=data.draw(st.sampled_from([12, 20, 60])),
             scheduling_policy=data.draw(st.sampled_from(["fcfs", "priority"])),
             watermark=data.draw(st.sampled_from([0.0, 0.1])),
             long_prefill_token_threshold=data.draw(st.sampled_from([0, 0, 2, 4])),
+            max_num_partial_prefills=data.draw(st.sampled_from([1, 3])),
+            max_prefill_tokens_while_decoding=data.draw(st.sampled_from([0, 1, 4])),
+            longest_prefix_first=data.draw(st.booleans()),
         )
         self.num_requests = 0
 
@@ -60,8 +64,9 @@ class Traffic(RuleBasedStateMachine):
         cache_salt=st.sampled_from([None, None, "a"]),
         use_cache=st.sampled_from([True, True, True, False]),
         patience_s=st.sampled_from([None, None, None, 3.0]),
+        n=st.sampled_from([1, 1, 2, 4]),
     )
-    def add(self, prompt: list[int], patience_s: float | None, **options: object) -> None:
+    def add(self, prompt: list[int], patience_s: float | None, n: int, **options: object) -> None:
         self.num_requests += 1
         max_tokens, min_tokens = options["max_tokens"], options["min_tokens"]
         assert isinstance(min_tokens, int)
@@ -71,7 +76,9 @@ class Traffic(RuleBasedStateMachine):
             options["deadline_s"] = self.harness.now_s + patience_s
         request_id = f"r{self.num_requests}"
         try:
-            self.harness.add(request_id, prompt, eos_token_ids=options.pop("eos"), **options)
+            self.harness.add_choices(request_id, n, prompt, eos_token_ids=options.pop("eos"), **options)
+        except RequestError:
+            assert len(prompt) >= self.harness.scheduler.config.max_model_len
         except CapacityError:
             max_kv = self.harness.kv.max_sequence_tokens()
             assert max_kv is not None and len(prompt) > max_kv
@@ -109,10 +116,34 @@ class Traffic(RuleBasedStateMachine):
     def wait(self, duration_s: float) -> None:
         self.harness.now_s += duration_s
 
+    @rule(prompt=prompts(), cache_salt=st.sampled_from([None, "a"]), ttl_s=st.sampled_from([None, 1.0, 15.0]))
+    def pin(self, prompt: list[int], cache_salt: str | None, ttl_s: float | None) -> None:
+        try:
+            info = self.harness.scheduler.pin_prefix(prompt, ttl_s=ttl_s, cache_salt=cache_salt)
+        except (RequestError, CapacityError):
+            return
+        assert info in self.harness.scheduler.list_prefixes()
+        assert info.first_token_ids == tuple(prompt[: info.num_tokens])
+
+    @rule(data=st.data())
+    def pin_or_unpin_by_hash(self, data: st.DataObject) -> None:
+        prefixes = self.harness.scheduler.list_prefixes()
+        if not prefixes:
+            return
+        info = data.draw(st.sampled_from(prefixes))
+        if info.pinned:
+            assert self.harness.scheduler.unpin_prefix(block_hash=info.block_hash)
+            assert not self.harness.scheduler.unpin_prefix(block_hash=info.block_hash)
+            return
+        try:
+            self.harness.scheduler.pin_prefix(block_hash=info.block_hash)
+        except (RequestError, CapacityError):
+            return
+
     @rule()
     def reset_prefix_cache(self) -> None:
         self.harness.kv.reset_prefix_cache()
-        assert all(usage.num_reusable == 0 for usage in self.harness.kv.usage())
+        assert all(usage.num_reusable == usage.num_pinned == 0 for usage in self.harness.kv.usage())
 
     @invariant()
     def invariants_hold(self) -> None:
@@ -124,6 +155,7 @@ class Traffic(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "harness"):
             self.harness.run()
+            assert not self.harness.kv.forks.kept
             for request_id, request in self.harness.requests.items():
                 assert request_id in self.harness.ended
                 assert request.is_finished

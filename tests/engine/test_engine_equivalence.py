@@ -7,6 +7,7 @@ or not (design principle 5).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from pagoda.core.scheduler import Scheduler
 from pagoda.engine.engine import Engine
 from pagoda.engine.load import make_backend
 from pagoda.engine.output import RequestOutput
+from pagoda.engine.seeds import choice_seed
 from pagoda.models import build_program
 from pagoda.runtime.model_runner import ModelRunner
 from pagoda.sampling_params import SamplingParams
@@ -226,6 +228,25 @@ def test_choices_equal_requests_with_their_seeds(backend: str, name: str) -> Non
     assert choices(1) == four[:1]
     assert choices(2, caching=False, max_num_batched_tokens=9) == four[:2]
     assert choices(4, num_blocks=4) == four
+
+
+@each_model
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("length", [1, 5, 16, 17, 32, 37])
+def test_forked_choices_equal_requests_of_their_own(
+    backend: str, name: str, caching: bool, length: int
+) -> None:
+    """A09, B33, B34: the prompt is computed once, and each choice is what its seed alone would give."""
+    runner = model_runner(backend, name)
+    params = SamplingParams(n=3, temperature=1.1, seed=7, max_tokens=10, logprobs=0)
+    forked = make_engine(runner, caching=caching)
+    output = run(forked, {"x": (prompt(6, length), params)})["x"]
+    assert forked.scheduler.num_forked_tokens == 2 * (length - 1)
+    for index, choice in enumerate(output.outputs):
+        own = replace(params, n=1, seed=choice_seed(7, index))
+        alone = run(make_engine(runner, caching=False), {"x": (prompt(6, length), own)})["x"].outputs[0]
+        assert choice.token_ids == alone.token_ids
+        assert backend != "cpu" or choice.logprobs == alone.logprobs
 
 
 @each_model

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from pagoda.core.invariants import check_state
 from pagoda.core.step import SchedulerOutput
 from pagoda.engine.engine import Engine
 from pagoda.engine.output import CompletionOutput, OutputKind, RequestOutput
+from pagoda.engine.seeds import choice_seed
 from pagoda.errors import CapacityError
 from pagoda.sampling_params import SamplingParams
 from tests.engine.engines import EOS, VOCAB_SIZE, check_idle, drain, run, scripted_engine
@@ -230,3 +232,34 @@ def test_hundreds_of_aborted_requests_leave_nothing(windows: tuple[int | None, .
     num_ended += len(engine.abort(list(engine._groups)))
     assert num_ended == 300
     check_idle(engine)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompt=PROMPTS,
+    params=PARAMS,
+    n=st.integers(2, 5),
+    caching=st.booleans(),
+    max_num_seqs=st.sampled_from([1, 3, 8]),
+    budget=st.sampled_from([1, 5, 16]),
+    windows=st.sampled_from([(None,), (None, 6)]),
+)
+def test_choices_equal_requests_with_derived_seeds(
+    prompt: bytes,
+    params: SamplingParams,
+    n: int,
+    caching: bool,
+    max_num_seqs: int,
+    budget: int,
+    windows: tuple[int | None, ...],
+) -> None:
+    """B33, B34: however their prompt came to them."""
+    assert params.seed is not None
+    options: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "max_num_batched_tokens": budget}
+    cache_config = CacheConfig(block_size=4, enable_prefix_caching=caching)
+    engine = scripted_engine(model, cache=cache_config, max_num_seqs=max_num_seqs, windows=windows, **options)
+    output = run(engine, {"x": (prompt, replace(params, n=n))})["x"]
+    for index, choice in enumerate(output.outputs):
+        own = replace(params, n=1, seed=choice_seed(params.seed, index))
+        expected = run(scripted_engine(model, **options), {"x": (prompt, own)})["x"].outputs[0]
+        assert replace(choice, index=0) == expected

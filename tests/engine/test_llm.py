@@ -226,3 +226,36 @@ def test_importing_pagoda_is_cheap_and_names_are_all_there() -> None:
     assert set(pagoda.__all__) <= set(dir(pagoda))
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         pagoda.Nothing  # noqa: B018
+
+
+def test_cached_blocks_are_named_after_the_weights_and_the_kv_type(model_file: Path, tmp_path: Path) -> None:
+    """Two engines share names of blocks exactly when their keys and values are the same."""
+    copied = tmp_path / "copy.gguf"
+    copied.write_bytes(model_file.read_bytes())
+    other = write_tiny_model(
+        tmp_path / "other.gguf", replace(MODEL, name="other"), metadata=tokenizer_metadata()
+    )
+
+    def names(path: Path, **options: Any) -> set[str]:
+        with load(path, **options) as llm:
+            llm.generate([list(range(60))], GREEDY)
+            return {info.hash for info in llm.engine.list_prefixes()}
+
+    one = names(model_file)
+    assert one and names(copied) == one
+    for different in (
+        names(other),
+        names(model_file, kv_cache_dtype="f32"),
+        names(model_file, backend="cpu"),
+    ):
+        assert different and not different & one
+
+
+def test_a_prefix_is_pinned_through_the_engine(llm: LLM) -> None:
+    system = list(range(64))
+    llm.generate([system], SamplingParams(max_tokens=0))
+    assert llm.engine.pin_prefix(system, ttl_s=100.0).num_tokens == 64
+    assert [info.num_tokens for info in llm.engine.list_prefixes() if info.pinned] == [64]
+    assert llm.engine.unpin_prefix(system)
+    assert llm.engine.reset_prefix_cache() > 0
+    assert llm.engine.list_prefixes() == []

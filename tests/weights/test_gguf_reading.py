@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -16,7 +17,8 @@ from pagoda.weights.gguf import read_gguf
 from pagoda.weights.gguf_header import parse_header
 from pagoda.weights.gguf_reader import Reader, split_short_strings
 from pagoda.weights.tensor import TensorType
-from tests.gguf_files import gguf_bytes, random_tensor, string, write_gguf
+from tests.gguf_files import gguf_bytes, random_tensor, string, tiny_metadata, tiny_tensors, write_gguf
+from tests.models.tiny_checkpoints import TINY_MODELS
 from tests.real_models import SMOLLM2, real_model
 
 WIDTHS = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64"]
@@ -193,3 +195,29 @@ def test_a_real_model_reads_as_the_gguf_package_reads_it() -> None:
         for key, field in theirs.fields.items():
             if not key.startswith("GGUF."):
                 assert np.array_equal(np.asarray(file.metadata[key]), np.asarray(field.contents()))
+
+
+def test_a_digest_names_the_content_of_a_model_wherever_it_lies(tmp_path: Path) -> None:
+    """Cached keys and values are named after it, in every process and on every machine."""
+    model = TINY_MODELS["llama-gqa"]
+    metadata, tensors = tiny_metadata(model), tiny_tensors(model)
+    digests = []
+    for number in range(2):
+        write_gguf(tmp_path / f"{number}.gguf", metadata, tensors)
+        with read_gguf(tmp_path / f"{number}.gguf") as file:
+            digests.append(file.digest())
+            assert file.digest() == digests[0]  # twice from one file
+    assert digests[0] == digests[1]
+    seen = {digests[0]}
+    for name in tensors:
+        changed = dict(tensors)
+        data = tensors[name].data.copy()
+        data[-1] ^= 1
+        changed[name] = replace(tensors[name], data=data)
+        write_gguf(tmp_path / "changed.gguf", metadata, changed)
+        with read_gguf(tmp_path / "changed.gguf") as file:
+            seen.add(file.digest())
+    write_gguf(tmp_path / "changed.gguf", metadata | {"llama.rope.freq_base": 123.0}, tensors)
+    with read_gguf(tmp_path / "changed.gguf") as file:
+        seen.add(file.digest())
+    assert len(seen) == 1 + len(tensors) + 1

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 class Block:
     """Bookkeeping of one physical block.
 
-    A block is held (`ref_count` > 0), reusable (`ref_count` 0 and it holds the content of a cached prefix,
-    `node`) or free.
+    A block is held (`ref_count` > 0); or it holds the content of a cached prefix (`node`) and is pinned
+    (`num_pins` > 0) or reusable; or it is free.
     """
 
-    __slots__ = ("block_id", "next", "node", "previous", "ref_count")
+    __slots__ = ("block_id", "next", "node", "num_pins", "previous", "ref_count")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
+        self.num_pins = 0
         self.node: PrefixNode | None = None
         self.previous: Block | None = None  # links of the eviction policy
         self.next: Block | None = None
@@ -39,6 +40,7 @@ class BlockPool:
         self.policy = policy
         self._on_evict = on_evict
         self._free_ids = list(range(num_blocks - 1, -1, -1))
+        self.num_pinned = 0  # blocks that only pins keep: no table holds them, and they are not evicted
 
     @property
     def num_blocks(self) -> int:
@@ -61,7 +63,7 @@ class BlockPool:
 
     @property
     def num_held(self) -> int:
-        return len(self.blocks) - self.num_available
+        return len(self.blocks) - self.num_available - self.num_pinned
 
     @property
     def free_ids(self) -> tuple[int, ...]:
@@ -81,7 +83,10 @@ class BlockPool:
     def retain(self, block_id: int) -> None:
         block = self.blocks[block_id]
         if block.ref_count == 0:
-            self.policy.remove(block)
+            if block.num_pins:
+                self.num_pinned -= 1
+            else:
+                self.policy.remove(block)
         block.ref_count += 1
 
     def release(self, block_id: int) -> None:
@@ -91,8 +96,25 @@ class BlockPool:
         if block.ref_count == 0:
             if block.node is None:
                 self._free_ids.append(block_id)
+            elif block.num_pins:
+                self.num_pinned += 1
             else:
                 self.policy.add(block)
+
+    def pin(self, block: Block) -> None:
+        """Keep a cached block from eviction. Pins count: as many `unpin` take it back."""
+        assert block.node is not None, f"block {block.block_id} is pinned and holds nothing"
+        block.num_pins += 1
+        if block.num_pins == 1 and block.ref_count == 0:
+            self.policy.remove(block)
+            self.num_pinned += 1
+
+    def unpin(self, block: Block) -> None:
+        assert block.num_pins > 0, f"block {block.block_id} is unpinned twice"
+        block.num_pins -= 1
+        if block.num_pins == 0 and block.ref_count == 0:
+            self.num_pinned -= 1
+            self.policy.add(block)
 
     def forget(self, block: Block) -> None:
         """Drop the cached content of a reusable block, which becomes free."""

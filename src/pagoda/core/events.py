@@ -26,7 +26,8 @@ class RequestScheduled(NamedTuple):
     """A waiting request starts, or goes on after preemption.
 
     `num_queried_tokens` is 0 when the prefix cache was not asked, and on resumption: counters of hits and
-    queries sum over these events, so each request counts once.
+    queries sum over these events, so each request counts once. `num_forked_tokens` are those whose blocks
+    it took from another choice of its request; the prefix cache has no part in them.
     """
 
     time_s: float
@@ -36,6 +37,7 @@ class RequestScheduled(NamedTuple):
     num_queried_tokens: int
     num_cached_tokens: int
     miss: PrefixMiss | None
+    num_forked_tokens: int = 0
 
 
 class TokenGenerated(NamedTuple):
@@ -62,11 +64,24 @@ class RequestFinished(NamedTuple):
 
 
 class PoolUsage(NamedTuple):
-    """Blocks of one layer group by state; the three add up to the pool."""
+    """Blocks of one layer group by state; the four add up to the pool.
+
+    Held are those in a request's table, pinned those that only a pin keeps.
+    """
 
     num_free: int
     num_reusable: int
     num_held: int
+    num_pinned: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(self)
+
+    @property
+    def used_share(self) -> float:
+        """Share of the pool that cannot be given to anybody now."""
+        return (self.num_held + self.num_pinned) / self.num_blocks
 
 
 class StepScheduled(NamedTuple):
@@ -124,6 +139,8 @@ class EventRecorder:
         self._clock = clock
         self._on_event = on_event
         self.prefix_stats = PrefixCacheStats()
+        self.num_preemptions = 0
+        self.num_forked_tokens = 0
 
     def added(self, r: Request) -> None:
         if self._on_event is not None:
@@ -154,7 +171,17 @@ class EventRecorder:
         if self._on_event is not None:
             self._on_event(TokenGenerated(self._clock(), r.request_id, token_id, r.num_output_tokens))
 
+    def forked(self, r: Request, num_forked_tokens: int) -> None:
+        """It starts, or goes on, with the blocks of a sibling: the prefix cache was not asked."""
+        self.num_forked_tokens += num_forked_tokens
+        if self._on_event is not None:
+            now, resumed = self._clock(), r.num_preemptions > 0
+            self._on_event(
+                RequestScheduled(now, r.request_id, now - r.queued_s, resumed, 0, 0, None, num_forked_tokens)
+            )
+
     def preempted(self, r: Request) -> None:
+        self.num_preemptions += 1
         if self._on_event is not None:
             self._on_event(RequestPreempted(self._clock(), r.request_id, r.num_computed_tokens))
 

@@ -1,9 +1,9 @@
 """What must hold after every step, as checks that tests and the simulator call.
 
-I1 free + held + reusable = total. I2 `ref_count` = number of tables holding the block. I3 hashed => full
-and unchanged. I4 hash index and blocks agree. I5 no slot is written by two rows of a step. I6 tables
-cover computed + scheduled tokens. I7 a refused allocation changed nothing. I8 budgets hold. I9 each
-accepted request ends once. I10 no request waits for ever. I11 idle => nothing held. I12 same trace and
+I1 free + held + reusable + pinned = total. I2 `ref_count` = number of tables holding the block. I3 hashed
+=> full and unchanged. I4 hash index and blocks agree. I5 no slot is written by two rows of a step. I6
+tables cover computed + scheduled tokens. I7 a refused allocation changed nothing. I8 budgets hold. I9
+each accepted request ends once. I10 no request waits for ever. I11 idle => nothing held. I12 same trace and
 seed => same schedule.
 
 I7 and I12 compare two states or two runs: `snapshot` gives a comparable state, and events compare equal.
@@ -138,13 +138,15 @@ def _check_pool(kv: KVCacheManager, group: int) -> None:
     pool = kv.pools[group]
     free, reusable = set(pool.free_ids), {b.block_id for b in pool.policy}
     held = {b.block_id for b in pool.blocks if b.ref_count > 0}
-    if len(free) != pool.num_free or len(reusable) != pool.num_reusable or len(held) != pool.num_held:
+    pinned = {b.block_id for b in pool.blocks if b.num_pins and not b.ref_count}
+    counts = (pool.num_free, pool.num_reusable, pool.num_held, pool.num_pinned)
+    if counts != (len(free), len(reusable), len(held), len(pinned)):
         _fail("I1", f"group {group} counts {pool.num_free} free, {pool.num_reusable} reusable blocks wrongly")
-    if free & reusable or free & held or reusable & held or len(free | reusable | held) != pool.num_blocks:
-        _fail("I1", f"group {group}: free {free}, reusable {reusable}, held {held} of {pool.num_blocks}")
-    holders = Counter(
-        block_id for s in kv.sequences.values() for block_id in s.tables[group] if block_id != NO_BLOCK
-    )
+    if len(free | reusable | held | pinned) != pool.num_blocks or sum(counts) != pool.num_blocks:
+        _fail("I1", f"group {group}: free {free}, reusable {reusable}, held {held}, pinned {pinned}")
+    tables = [s.tables[group] for s in (*kv.sequences.values(), *kv.forks.kept.values())]
+    holders = Counter(block_id for table in tables for block_id in table if block_id != NO_BLOCK)
+    _check_pins(kv, group)
     for block in pool.blocks:
         if block.ref_count != holders[block.block_id]:
             _fail(
@@ -156,6 +158,19 @@ def _check_pool(kv: KVCacheManager, group: int) -> None:
             _fail("I4", f"reusable block {block.block_id} of group {group} holds nothing")
         if block.node is not None and block.node.block_ids[group] != block.block_id:
             _fail("I4", f"block {block.block_id} of group {group} names a node that has another block")
+
+
+def _check_pins(kv: KVCacheManager, group: int) -> None:
+    """Part of I1 and I4: pinned blocks hold what they were pinned for, and are no more than may be."""
+    pool = kv.pools[group]
+    pins = Counter(block_id for pin in kv.pins for g, block_id in pin.blocks if g == group)
+    if {b.block_id: b.num_pins for b in pool.blocks if b.num_pins} != dict(pins):
+        _fail("I1", f"group {group} has other pinned blocks than {sorted(pins)}")
+    if len(pins) != kv.pins.num_blocks[group] or len(pins) > kv.pins.max_blocks[group]:
+        _fail("I8", f"group {group} has {len(pins)} pinned blocks of at most {kv.pins.max_blocks[group]}")
+    nodes = {id(node) for pin in kv.pins for node in pin.nodes}
+    if any(id(pool.blocks[block_id].node) not in nodes for block_id in pins):
+        _fail("I4", f"a pinned block of group {group} holds something else now")
 
 
 def _check_tree(kv: KVCacheManager) -> None:
@@ -212,6 +227,9 @@ def _check_tables(scheduler: Scheduler) -> None:
     for request_id, request in scheduler.requests.items():
         if request_id not in running and request.num_computed_tokens:
             _fail("I6", f"{request_id} has no blocks for its {request.num_computed_tokens} tokens")
+    for siblings in kv.forks.kept:
+        if not any(id(r.siblings) == siblings for r in scheduler.requests.values()):
+            _fail("I11", "a prompt is kept for choices, and none of them is left")
     if not set(kv.lookup.pending.values()) <= running:
         _fail("I10", "requests wait for a block that nobody is computing")
     for request_id, sequence in kv.sequences.items():
@@ -224,7 +242,7 @@ def _check_tables(scheduler: Scheduler) -> None:
 
 
 def _check_idle(kv: KVCacheManager) -> None:
-    if kv.sequences or kv.lookup.pending or any(pool.num_held for pool in kv.pools):
+    if kv.sequences or kv.forks.kept or kv.lookup.pending or any(pool.num_held for pool in kv.pools):
         _fail("I11", "blocks are held, and no request is there to hold them")
     if any(node.num_users for node in kv.prefix_cache.nodes()):
         _fail("I11", "cached prefixes are in use, and no request is there to use them")

@@ -23,7 +23,8 @@ class PrefixNode:
     """
 
     __slots__ = (
-        "block_hash", "block_ids", "child_keys", "children", "extra", "num_users", "parent", "token_bytes",
+        "block_hash", "block_ids", "child_keys", "children", "extra", "last_use_s", "num_users", "parent",
+        "token_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +38,7 @@ class PrefixNode:
         self.children: dict[NodeKey, PrefixNode] = {}
         self.child_keys: list[NodeKey] = []  # sorted: neighbours share the longest beginnings
         self.num_users = 0  # running sequences that continue this node
+        self.last_use_s = 0.0  # when a request last took, computed or gave back its block
 
     @property
     def key(self) -> NodeKey:
@@ -132,6 +134,10 @@ class PrefixCache:
             return None
         return node
 
+    def get(self, hash_: bytes) -> PrefixNode | None:
+        """The full node with this hash, whatever its tokens."""
+        return self._index.get(hash_)
+
     def add(self, parent: PrefixNode, hash_: bytes, token_bytes: bytes, extra: bytes) -> PrefixNode | None:
         """Find or make a full node; None when its hash already stands for something else."""
         self._evicted.pop(hash_, None)
@@ -196,9 +202,12 @@ class PrefixCache:
         """Whether a prompt starts with this block, under any salt and adapter."""
         return (token_bytes, extra) in self._first_blocks
 
+    def roots(self) -> list[PrefixNode]:
+        return list(self._roots.values())
+
     def nodes(self) -> Iterator[PrefixNode]:
         """Every node, parents first, roots included."""
-        for root in list(self._roots.values()):
+        for root in self.roots():
             yield from self.subtree(root)
 
     def subtree(self, node: PrefixNode) -> Iterator[PrefixNode]:

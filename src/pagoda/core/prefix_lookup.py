@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,23 @@ class PrefixHit:
     source: PrefixNode | None = None
     num_tokens: int = 0
     awaits: bytes | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Whole blocks to share."""
+        return len(self.nodes)
+
+    @property
+    def has_copy(self) -> bool:
+        return self.source is not None
+
+    def shared_blocks(self, group: int, first: int) -> Sequence[int]:
+        """From the `first` whole block on."""
+        return [node.block_ids[group] for node in self.nodes[first:]]
+
+    def source_block(self, group: int) -> int:
+        assert self.source is not None
+        return self.source.block_ids[group]
 
     def without_copy(self, block_size: int) -> PrefixHit:
         """Whole blocks only: the block to copy from takes room while the step is planned."""
@@ -68,6 +86,34 @@ class PrefixLookup:
             if source is None or num_copied == 0 or NO_BLOCK in source.block_ids:
                 source, num_copied = None, 0
         return PrefixHit(nodes, source, num_tokens + num_copied, awaits)
+
+    def cached_nodes(self, request: Request) -> list[PrefixNode]:
+        """The longest run of the request's whole blocks that another one could share, its last included."""
+        if not self.is_eligible(request):
+            return []
+        hashes = self.block_hashes(request)[: self.num_cacheable_blocks(request)]
+        nodes = self._walk(request, hashes, request.token_ids.tobytes())
+        return nodes[: self._num_visible(nodes)]
+
+    def chain(self, hash_: bytes) -> list[PrefixNode]:
+        """The blocks of the prefix that ends with this one, as far as they could be shared."""
+        node, nodes = self._cache.get(hash_), []
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        for index, node in enumerate(nodes):
+            if any(node.block_ids[g] == NO_BLOCK for g in self._full_groups):
+                del nodes[index:]
+                break
+        return nodes[: self._num_visible(nodes)]
+
+    def num_cached_blocks(self, request: Request) -> int:
+        """About how many of its blocks are cached, from a few look-ups: hashes have their prefix in them."""
+        if not self.is_eligible(request):
+            return 0
+        hashes = self.block_hashes(request)
+        return bisect_left(hashes, True, key=lambda hash_: self._cache.get(hash_) is None)
 
     def explain(self, request: Request, hit: PrefixHit) -> PrefixMiss | None:
         """Why `hit` ends where it ends; None when it covers all it may."""

@@ -31,7 +31,7 @@ class PrefixPublisher:
         self._groups = range(len(pools))
         self._on_cached = on_cached
 
-    def publish(self, request: Request, sequence: SequenceBlocks, num_full: int) -> None:
+    def publish(self, request: Request, sequence: SequenceBlocks, num_full: int, now_s: float) -> None:
         """Put the request's new full blocks into the prefix cache.
 
         Where another request has published the same block, this one shares that block and gives its own
@@ -49,6 +49,7 @@ class PrefixPublisher:
                 break
             for group in self._groups:
                 self._attach(child, group, sequence, index)
+            child.last_use_s = now_s
             child.num_users += 1
             node.num_users -= 1
             sequence.node = node = child
@@ -88,16 +89,20 @@ class PrefixPublisher:
             for group in self._groups:
                 self._attach(tail, group, sequence, index)
 
-    def forget_computed(self, sequence: SequenceBlocks) -> None:
-        """Forget what the request has published itself and all that continues it, unless held by others."""
+    def computed_by(self, sequence: SequenceBlocks) -> list[PrefixNode]:
+        """What the request has published itself and all that continues it, parents first."""
         if sequence.num_published == sequence.num_hit_blocks:
-            return
+            return []
         node = sequence.node
         for _ in range(sequence.num_published - sequence.num_hit_blocks - 1):
             assert node is not None
             node = node.parent
         assert node is not None
-        for doubtful in reversed(list(self._cache.subtree(node))):
+        return list(self._cache.subtree(node))
+
+    def forget(self, nodes: Sequence[PrefixNode]) -> None:
+        """Forget what these nodes, parents first, stand for, except what a table holds."""
+        for doubtful in reversed(nodes):
             for group, block_id in enumerate(doubtful.block_ids):
                 if block_id != NO_BLOCK and self._pools[group].blocks[block_id].ref_count == 0:
                     self._pools[group].forget(self._pools[group].blocks[block_id])

@@ -51,6 +51,9 @@ class Request:
     never shared between two of them, nor between two `cache_salt`. With `use_cache` off the request
     neither takes blocks from the prefix cache nor leaves any. `grammar` is the request's own.
 
+    `siblings` is one list that all choices of a request share, themselves included; they agree in all but
+    `seed` and `prompt_logprobs`, and share the blocks of their prompt.
+
     Raises:
         RequestError: the prompt is empty or holds something that is not a token id.
     """
@@ -71,6 +74,7 @@ class Request:
         adapter: str | None = None,
         content_spans: Sequence[ContentSpan] = (),
         grammar: TokenGrammar | None = None,
+        siblings: Sequence[Request] = (),
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -82,6 +86,7 @@ class Request:
         self.use_cache = use_cache
         self.deadline_s = deadline_s
         self.content_spans = tuple(content_spans)
+        self.siblings = siblings
         self.grammar = grammar
         self.cache_root = encode_extra_keys(_root_keys(cache_salt, adapter))
         self.block_hashes: list[bytes] = []  # of the full blocks so far, filled in by the KVCacheManager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 from pagoda.config import SchedulerConfig
@@ -49,6 +49,36 @@ def queue_key(request: Request, number: int, config: SchedulerConfig) -> tuple[f
     if config.priority_ageing_s == 0:
         return float(request.priority), number
     return request.priority + request.arrival_s / config.priority_ageing_s, number
+
+
+def admission_order(
+    waiting: Sequence[Request],
+    config: SchedulerConfig,
+    now_s: float,
+    num_cached_blocks: Callable[[Request], int],
+) -> list[Request]:
+    """`waiting`, which is in the order of its queue, with the best cached first among those of equal
+    priority (after SGLang's longest-prefix-match order).
+
+    Nobody gets past a request that has waited for `max_overtaken_s` or was preempted, so that none starves.
+    """
+    ordered: list[Request] = []
+    equals: list[Request] = []
+
+    def take_equals() -> None:
+        ordered.extend(sorted(equals, key=num_cached_blocks, reverse=True))  # stable: ties stay in order
+        equals.clear()
+
+    for request in waiting:
+        is_settled = request.num_preemptions > 0 or now_s - request.queued_s >= config.max_overtaken_s
+        is_other = (
+            config.scheduling_policy == "priority" and equals and request.priority != equals[0].priority
+        )
+        if is_settled or is_other:
+            take_equals()
+        (ordered if is_settled else equals).append(request)
+    take_equals()
+    return ordered
 
 
 def _key(request: Request) -> tuple[float, int]:

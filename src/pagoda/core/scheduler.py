@@ -16,6 +16,7 @@ from pagoda.core.cost import KVCacheSpec
 from pagoda.core.events import EventRecorder, EventSink
 from pagoda.core.kv_cache_manager import KVCacheManager
 from pagoda.core.prefix_cache import PrefixCacheStats
+from pagoda.core.prefix_pins import PrefixInfo
 from pagoda.core.request import FINISHED_STATUS, FinishReason, Request, RequestOutputDelta, RequestStatus
 from pagoda.core.request_queue import RequestQueue, queue_key
 from pagoda.core.step import (
@@ -27,6 +28,7 @@ from pagoda.core.step import (
 )
 from pagoda.core.step_planner import StepPlanner
 from pagoda.errors import CapacityError, RequestError
+from pagoda.sampling_params import SamplingParams
 
 
 class Scheduler:
@@ -58,7 +60,9 @@ class Scheduler:
                 f"num_blocks is {tuple(num_blocks)}; {len(spec.groups)} layer groups need blocks"
             )
         self.config = config
-        self.kv = KVCacheManager(spec, num_blocks, cache, clock=clock, on_event=on_event)
+        self.kv = KVCacheManager(
+            spec, num_blocks, cache, clock=clock, on_event=on_event, max_model_len=config.max_model_len
+        )
         self.requests: dict[str, Request] = {}  # all that have not finished
         self.num_steps = 0
         self._clock = clock
@@ -87,6 +91,16 @@ class Scheduler:
     @property
     def prefix_stats(self) -> PrefixCacheStats:
         return self._recorder.prefix_stats
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request had to give its blocks back, since the start."""
+        return self._recorder.num_preemptions
+
+    @property
+    def num_forked_tokens(self) -> int:
+        """Prompt tokens that choices took from a sibling instead of computing them, since the start."""
+        return self._recorder.num_forked_tokens
 
     # Requests come and go.
 
@@ -152,6 +166,47 @@ class Scheduler:
         finished, self._finished = self._finished, []
         return finished
 
+    # The prefix cache, for whoever runs the engine.
+
+    def pin_prefix(
+        self,
+        token_ids: Sequence[int] | None = None,
+        *,
+        block_hash: bytes | None = None,
+        ttl_s: float | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> PrefixInfo:
+        """Keep the longest cached prefix of `token_ids`, or the one of this hash, from eviction.
+
+        Whole blocks count: the result says how many tokens they have. At most `max_pinned_share` of the
+        pool is pinned, and a sequence of `max_model_len` always finds room. `ttl_s` None is for good.
+
+        Raises:
+            RequestError: nothing of it is cached, or an argument is wrong.
+            CapacityError: there is no room for another pin.
+        """
+        return self.kv.pins.pin(_prefix(token_ids, block_hash, cache_salt, adapter), ttl_s)
+
+    def unpin_prefix(
+        self,
+        token_ids: Sequence[int] | None = None,
+        *,
+        block_hash: bytes | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> bool:
+        """Take back the pin of this hash, or the longest along `token_ids`; False when there is none."""
+        return self.kv.pins.unpin(_prefix(token_ids, block_hash, cache_salt, adapter))
+
+    def list_prefixes(self) -> list[PrefixInfo]:
+        """The longest cached prefixes and all pinned ones, latest use first."""
+        return self.kv.pins.list_prefixes()
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached block that no request holds, pinned ones too; returns how many that were."""
+        return self.kv.reset_prefix_cache()
+
     # One step.
 
     def schedule(self) -> SchedulerOutput | None:
@@ -159,6 +214,7 @@ class Scheduler:
         if self._in_flight is not None:
             raise RuntimeError("the last step is still to be updated")
         self._expire()
+        self.kv.pins.expire()
         self._in_flight = self._planner.plan()
         if self._in_flight is None:
             return None
@@ -249,7 +305,7 @@ class Scheduler:
         """The only way out for a request, whatever state it is in."""
         del self.requests[request.request_id]
         (self._running if request.status is RequestStatus.RUNNING else self._waiting).remove(request)
-        self.kv.free(request, failed=reason is FinishReason.ERROR)
+        self.kv.free(request, failed=reason is FinishReason.ERROR, keep_prompt=True)
         request.status = FINISHED_STATUS[reason]
         request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
         self._recorder.finished(request)
@@ -261,6 +317,18 @@ class Scheduler:
                 late_s = self._clock() - deadline_s
                 self._end(request, FinishReason.ERROR, error=f"its deadline passed {late_s:.3f} s ago")
                 self._finished.append(_delta(request))
+
+
+def _prefix(
+    token_ids: Sequence[int] | None, block_hash: bytes | None, cache_salt: str | None, adapter: str | None
+) -> Request | bytes:
+    if (token_ids is None) == (block_hash is None):
+        raise RequestError("a prefix is named by its token ids or by its hash, one of them", param="prompt")
+    if block_hash is not None:
+        return block_hash
+    assert token_ids is not None
+    params = SamplingParams(max_tokens=0)
+    return Request("", token_ids, params, seed=0, cache_salt=cache_salt, adapter=adapter)
 
 
 def _delta(

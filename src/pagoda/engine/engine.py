@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from pagoda.core.prefix_pins import PrefixInfo
 from pagoda.core.request import FinishReason, Request, RequestOutputDelta
 from pagoda.core.scheduler import Scheduler
 from pagoda.core.step import Executor
@@ -108,6 +109,7 @@ class Engine:
         if grammar is None and params.structured_outputs is not None:
             grammar = self.compile_grammar(params.structured_outputs)
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
+        siblings: list[Request] = []  # one computes the prompt, the others fork its blocks
         requests = [
             Request(
                 request_id if params.n == 1 else f"{request_id}/{index}",
@@ -122,9 +124,11 @@ class Engine:
                 use_cache=use_cache,
                 deadline_s=deadline_s,
                 grammar=None if grammar is None else grammar.start(),
+                siblings=siblings,
             )
             for index in range(params.n)
         ]
+        siblings.extend(requests)
         self._accept(
             RequestGroup(
                 request_id,
@@ -209,6 +213,38 @@ class Engine:
                 group.note_finished()
             outputs += self._hand_out(group, changed, self._clock())
         return outputs
+
+    def pin_prefix(
+        self,
+        token_ids: Sequence[int] | None = None,
+        ttl_s: float | None = None,
+        cache_salt: str | None = None,
+        *,
+        block_hash: bytes | None = None,
+    ) -> PrefixInfo:
+        """Keep a cached prefix from eviction, see `Scheduler.pin_prefix`.
+
+        To have it cached, run a request of these tokens with `max_tokens` 0 and the same salt first.
+        """
+        return self.scheduler.pin_prefix(token_ids, block_hash=block_hash, ttl_s=ttl_s, cache_salt=cache_salt)
+
+    def unpin_prefix(
+        self,
+        token_ids: Sequence[int] | None = None,
+        cache_salt: str | None = None,
+        *,
+        block_hash: bytes | None = None,
+    ) -> bool:
+        """Take a pin back; False when there is none."""
+        return self.scheduler.unpin_prefix(token_ids, block_hash=block_hash, cache_salt=cache_salt)
+
+    def list_prefixes(self) -> list[PrefixInfo]:
+        """The longest cached prefixes and all pinned ones, latest use first."""
+        return self.scheduler.list_prefixes()
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached block that no request holds, pinned ones too; returns how many that were."""
+        return self.scheduler.reset_prefix_cache()
 
     def close(self) -> None:
         """Abort what is unfinished and give the executor's memory back. A second call does nothing."""

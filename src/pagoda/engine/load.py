@@ -64,6 +64,8 @@ def load_engine(
         dtype = DEFAULT_KV_DTYPE if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype
         spec = config.kv_cache_spec(block_size=cache.block_size, dtype=dtype)
         scheduler, num_blocks = plan_capacity(checkpoint, spec, max_model_len, scheduler, cache)
+        namespace = cache_namespace(checkpoint.digest(), dtype, backend, cache.cache_namespace)
+        cache = replace(cache, cache_namespace=namespace)
         compiled = chosen_backend.compile(build_program(config), checkpoint, spec, num_blocks)
         on_failure.callback(compiled.close)
         check_logits(compiled, spec, tokenizer.encode(SENTENCE))
@@ -80,6 +82,14 @@ def load_engine(
         )
         on_failure.pop_all()
         return engine
+
+
+def cache_namespace(model_digest: str, kv_cache_dtype: str, backend: str, extra: str = "") -> str:
+    """What keys and values depend on beside tokens, salt and adapter; part of every block hash.
+
+    Two backends round differently, so they do not share blocks.
+    """
+    return "/".join((model_digest, kv_cache_dtype, backend, extra))
 
 
 def make_backend(name: str, num_threads: int | None = None) -> Backend:

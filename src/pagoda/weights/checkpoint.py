@@ -48,6 +48,10 @@ class Checkpoint:
         """Bytes of all tensors as they lie in the file, quantised."""
         return self._file.num_bytes
 
+    def digest(self) -> str:
+        """Identifies the file's content: equal files, wherever they are, have equal digests."""
+        return self._file.digest()
+
     def release(self, name: str) -> None:
         self._file.release(name)
 

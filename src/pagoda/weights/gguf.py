@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +22,8 @@ _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 _BYTE_PIECE_NAME = re.compile(
     r".+\.gguf[.-]?(part\d+of\d+|split-?[a-z]{1,2}|part-?\w{1,3}|\d{3})", re.IGNORECASE
 )
+_NUM_SAMPLES = 4  # of a tensor, for the digest; spread evenly, both ends included
+_SAMPLE_BYTES = 1024
 
 
 class GGUFFile:
@@ -35,6 +38,7 @@ class GGUFFile:
         self.metadata: Mapping[str, object] = headers[0].metadata
         self.tensors: dict[str, Tensor] = {}
         self._maps = maps
+        self._header_bytes = [header.num_bytes for header in headers]
         self._places: dict[str, tuple[mmap.mmap, TensorInfo]] = {}
         for shard, header in zip(maps, headers, strict=True):
             _drop_pages(shard, 0, header.num_bytes)
@@ -47,6 +51,29 @@ class GGUFFile:
     def num_bytes(self) -> int:
         """Bytes of all tensors as they lie in the file, quantised."""
         return sum(info.num_bytes for _, info in self._places.values())
+
+    def digest(self) -> str:
+        """Identifies the content, in hex: of sizes, headers and a sample of every tensor's bytes.
+
+        Not of all bytes, which would take as long as reading them. Files that were trained or quantised
+        differently differ nearly everywhere, and small tensors are read whole.
+        """
+        state = sha256()
+        for shard, num_bytes in zip(self._maps, self._header_bytes, strict=True):
+            state.update(len(shard).to_bytes(8, "little"))
+            with memoryview(shard) as view, view[:num_bytes] as header:
+                state.update(header)
+            _drop_pages(shard, 0, num_bytes)
+        for tensor in self.tensors.values():
+            data = memoryview(tensor.data)
+            if len(data) <= _NUM_SAMPLES * _SAMPLE_BYTES:
+                state.update(data)
+                continue
+            last = len(data) - _SAMPLE_BYTES
+            for i in range(_NUM_SAMPLES):
+                start = last * i // (_NUM_SAMPLES - 1)
+                state.update(data[start : start + _SAMPLE_BYTES])
+        return state.hexdigest()[:32]
 
     def release(self, name: str) -> None:
         """Let the file pages of one tensor leave memory; reading it again pages it in again."""
