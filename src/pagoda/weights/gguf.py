@@ -65,7 +65,7 @@ class GGUFFile:
                 state.update(header)
             _drop_pages(shard, 0, num_bytes)
         for tensor in self.tensors.values():
-            data = memoryview(tensor.data)
+            data = tensor.data.data
             if len(data) <= _NUM_SAMPLES * _SAMPLE_BYTES:
                 state.update(data)
                 continue
