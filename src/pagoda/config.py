@@ -36,6 +36,9 @@ class SchedulerConfig:
     max_long_partial_prefills: int = 1  # of them, those with more left than the threshold
     long_prefill_token_threshold: int = 0  # most tokens a step gives to one prefill; 0: the whole budget
     max_prefill_tokens_while_decoding: int = 0  # of all prefills, in a step that decodes too; 0: no limit
+    max_decode_slowdown: float = (
+        0.0  # a limit like that, by measured time: such a step over one that only decodes
+    )
     longest_prefix_first: bool = True  # among waiting requests of equal priority, the best cached goes first
     max_overtaken_s: float = 5.0  # one that has waited this long is not overtaken for its prefix any more
 
@@ -54,6 +57,10 @@ class SchedulerConfig:
             "scheduling_policy",
             self.scheduling_policy,
             "fcfs or priority",
+        )
+        slowdown = self.max_decode_slowdown
+        _require(
+            slowdown == 0.0 or slowdown > 1.0, "max_decode_slowdown", slowdown, "above 1, or 0: no limit"
         )
         for name in (
             "priority_ageing_s",

@@ -15,6 +15,7 @@ from pagoda.config import CacheConfig, SchedulerConfig
 from pagoda.core.cost import KVCacheSpec
 from pagoda.core.events import EventRecorder, EventSink
 from pagoda.core.kv_cache_manager import KVCacheManager
+from pagoda.core.prefill_pace import PrefillPace
 from pagoda.core.prefix_cache import PrefixCacheStats
 from pagoda.core.prefix_pins import PrefixInfo
 from pagoda.core.request import FINISHED_STATUS, FinishReason, Request, RequestOutputDelta, RequestStatus
@@ -70,7 +71,11 @@ class Scheduler:
         self._waiting = RequestQueue()
         self._running = RequestQueue()
         self._recorder = EventRecorder(clock, on_event)
-        self._planner = StepPlanner(config, self.kv, self._waiting, self._running, self._recorder, clock)
+        self._pace = PrefillPace(config.max_decode_slowdown)
+        self._planner = StepPlanner(
+            config, self.kv, self._waiting, self._running, self._recorder, clock, self._pace
+        )
+        self._step_started_s = 0.0
         self._num_added = 0
         self._deadlines: list[tuple[float, int, Request]] = []
         self._finished: list[RequestOutputDelta] = []  # ended outside `update`, not yet handed out
@@ -213,6 +218,7 @@ class Scheduler:
         """Plan the next step; None when there is nothing to compute."""
         if self._in_flight is not None:
             raise RuntimeError("the last step is still to be updated")
+        self._step_started_s = self._clock()
         self._expire()
         self.kv.pins.expire()
         self._in_flight = self._planner.plan()
@@ -228,7 +234,9 @@ class Scheduler:
     def update(self, step: SchedulerOutput, output: ModelOutput) -> list[RequestOutputDelta]:
         """Take in what a step has computed. Requests that have ended since it was planned are skipped."""
         deltas = self.collect_finished()
-        for request, scheduled in zip(self._land(step), step.requests, strict=True):
+        requests = self._land(step)
+        self._pace.observe(step, self._clock() - self._step_started_s)
+        for request, scheduled in zip(requests, step.requests, strict=True):
             if request.is_finished:
                 continue
             delta = self._update_request(request, scheduled, output)

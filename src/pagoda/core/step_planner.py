@@ -10,6 +10,7 @@ from pagoda.config import SchedulerConfig
 from pagoda.core.events import EventRecorder
 from pagoda.core.fork import Fork
 from pagoda.core.kv_cache_manager import KVCacheManager
+from pagoda.core.prefill_pace import PrefillPace
 from pagoda.core.prefix_lookup import NO_HIT, PrefixHit
 from pagoda.core.request import Request, RequestStatus
 from pagoda.core.request_queue import RequestQueue, admission_order
@@ -47,6 +48,7 @@ class StepPlanner:
         running: RequestQueue,
         recorder: EventRecorder,
         clock: Callable[[], float],
+        pace: PrefillPace,
     ) -> None:
         self._config = config
         self._kv = kv
@@ -54,6 +56,7 @@ class StepPlanner:
         self._running = running
         self._recorder = recorder
         self._clock = clock
+        self._pace = pace
         self._num_spare_blocks = [int(pool.num_blocks * config.watermark) for pool in kv.pools]
 
     def plan(self) -> tuple[SchedulerOutput, list[Request]] | None:
@@ -85,8 +88,10 @@ class StepPlanner:
 
     def _max_prefill_tokens(self, budget: int) -> int:
         """Tokens of all prefills in a step: few while others decode, because they wait for its end."""
-        limit = self._config.max_prefill_tokens_while_decoding
-        return limit if 0 < limit < budget and self._num_decodes_from(0) else budget
+        if not self._num_decodes_from(0):
+            return budget
+        limit = self._config.max_prefill_tokens_while_decoding or budget
+        return min(limit, self._pace.max_tokens(budget))
 
     def _note_partial(self, num_left: int, plan: _StepPlan) -> None:
         plan.num_partial += 1
