@@ -24,26 +24,26 @@ _PARAM = "structured_outputs"
 class CompiledGrammar:
     """A grammar in its first state, shared by all choices that ask for it."""
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, end_mask: bytes) -> None:
         self._matcher = matcher
-        self._num_mask_bytes = (vocab_size + 31) // 32 * 4
+        self._end_mask = end_mask
 
     def start(self) -> MatcherGrammar:
         """The grammar for one more choice."""
-        return MatcherGrammar(self._matcher.deep_copy(), self._num_mask_bytes)
+        return MatcherGrammar(self._matcher.deep_copy(), self._end_mask)
 
 
 class MatcherGrammar:
-    """`TokenGrammar` of one choice, over an `LLMatcher`."""
+    """`TokenGrammar` of one choice, over an `LLMatcher`. `end_mask` allows the end tokens only."""
 
-    def __init__(self, matcher: Any, num_mask_bytes: int) -> None:
+    def __init__(self, matcher: Any, end_mask: bytes) -> None:
         self._matcher = matcher
-        self._num_mask_bytes = num_mask_bytes
+        self._end_mask = end_mask
         self._mask: bytes | None = None  # of the state it is in
 
     @property
     def is_complete(self) -> bool:
-        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+        return self.allowed_mask() == self._end_mask
 
     @property
     def error(self) -> str | None:
@@ -51,14 +51,10 @@ class MatcherGrammar:
 
     def allowed_mask(self) -> bytes:
         if self._mask is None:
-            if (
-                self._matcher.is_error()
-            ):  # the library's own mask would let the request end as if all were well
-                self._mask = bytes(self._num_mask_bytes)
-            else:
-                mask = bytes(self._matcher.compute_bitmask())
-                failed = self._matcher.is_error()
-                self._mask = bytes(self._num_mask_bytes) if failed else mask[: self._num_mask_bytes]
+            num_bytes = len(self._end_mask)
+            mask = bytes(self._matcher.compute_bitmask())[:num_bytes]
+            # After an error the library's own mask would let the request end as if all were well.
+            self._mask = bytes(num_bytes) if self._matcher.is_error() else mask
         return self._mask
 
     def accept(self, token_id: int) -> bool:
@@ -95,12 +91,19 @@ class GrammarCompiler:
                 return self._kept[params]
         with self._table_lock:
             table = self._token_table
-        compiled = CompiledGrammar(_checked_matcher(params, table), self._vocab_size)
+        compiled = CompiledGrammar(_checked_matcher(params, table), self._end_mask)
         with self._lock:
             self._kept[params] = compiled
             if len(self._kept) > MAX_KEPT_GRAMMARS:
                 self._kept.popitem(last=False)
         return compiled
+
+    @cached_property
+    def _end_mask(self) -> bytes:
+        mask = bytearray((self._vocab_size + 31) // 32 * 4)
+        for token_id in self._eos_token_ids:
+            mask[token_id // 8] |= 1 << token_id % 8
+        return bytes(mask)
 
     @cached_property
     def _token_table(self) -> Any:

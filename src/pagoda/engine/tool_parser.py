@@ -251,19 +251,22 @@ class _CallReader:
 
     def _end(self) -> None:
         if self.name is None:
-            self.name, self.new_arguments = _whole_call(self.raw)
+            self.name, self.new_arguments = _whole_call(self.raw, self._is_bare)
         self.has_ended = self.name is not None
         self.is_no_call = self.name is None
 
 
-def _whole_call(text: str) -> tuple[str | None, str]:
-    """Name and arguments of a call whose arguments do not come last, are text, or are missing."""
+def _whole_call(text: str, is_bare: bool) -> tuple[str | None, str]:
+    """Name and arguments of a call whose arguments do not come last, are text, or are missing.
+
+    An object that no marker announces is only a call if it has arguments.
+    """
     try:
         call = json.loads(text)
     except (ValueError, RecursionError):
         return None, ""
     name = call.get("name", call.get("function"))
-    if not isinstance(name, str):
+    if not isinstance(name, str) or (is_bare and not {"arguments", "parameters"} & call.keys()):
         return None, ""
     arguments: Any = call.get("arguments", call.get("parameters"))
     if isinstance(arguments, str):
