@@ -55,10 +55,14 @@ def test_a_refused_request_leaves_nothing() -> None:
         with pytest.raises(RequestError, match="500 tokens"):
             await engine.submit([good, bad])
         assert engine.num_unfinished == 0
-        stream = await engine.submit([good])
+        endless = EngineRequest(request_id="a", prompt="x", params=SamplingParams(max_tokens=None))
+        stream = await engine.submit([endless])
         with pytest.raises(RequestError, match="in use"):
             await engine.submit([good])
-        assert "".join([o.outputs[0].text async for o in stream]) == "good"
+        engine.abort_soon(["a"])
+        async for _ in stream:
+            pass
+        assert await text_of(engine, "good<a>") == "good"
 
     with_engine(test)
 
