@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,7 +110,6 @@ def _add_access_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    _configure_log()
     template = _read_template(arguments.chat_template)
     config = _server_config(arguments)
 
@@ -131,7 +132,8 @@ def execute(arguments: argparse.Namespace) -> int:
     server = Server(
         config, load, listen, on_ready=lambda engine: _tell_choices(arguments, config, engine, server)
     )
-    server.run()
+    with _log_on_terminal():
+        server.run()
     if server.error is not None:
         raise server.error
     if server.state.loaded_engine is None:
@@ -283,7 +285,8 @@ def _json_list(text: str) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _configure_log() -> None:
+@contextmanager
+def _log_on_terminal() -> Iterator[None]:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("pagoda")
@@ -291,3 +294,7 @@ def _configure_log() -> None:
     logger.setLevel(logging.INFO)
     # It warns of every write to a client who has just gone, which is no news.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
