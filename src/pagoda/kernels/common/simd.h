@@ -378,9 +378,13 @@ PAGODA_INLINE float reduce_max(f32x16 v) {
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
 }
-PAGODA_INLINE int32_t sum_of_16_bytes(const int8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  __m128i x = _mm_madd_epi16(_mm_maddubs_epi16(_mm_set1_epi8(1), bytes), _mm_set1_epi16(1));
+PAGODA_INLINE int32_t reduce_add(ipart v) {
+#if defined(PAGODA_ISA_AVX512)
+  const __m256i eight = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+#else
+  const __m256i eight = v;
+#endif
+  __m128i x = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
 }
@@ -399,9 +403,9 @@ PAGODA_INLINE float reduce_max(f32x16 v) {
     for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
   return x[0];
 }
-PAGODA_INLINE int32_t sum_of_16_bytes(const int8_t* p) {
+PAGODA_INLINE int32_t reduce_add(ipart v) {
   int32_t sum = 0;
-  for (int i = 0; i < 16; i++) sum += p[i];
+  for (int32_t x : v.x) sum += x;
   return sum;
 }
 #endif

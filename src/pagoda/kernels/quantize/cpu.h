@@ -20,12 +20,14 @@ PAGODA_INLINE void quantize_group(f32x16* x, float largest, const QuantPlane& pl
   for (int half = 0; half < 2; half++) {
     int8_t* q = plane.q + GROUP * group + 16 * half;
     const f32x16 scaled = mul(x[half], inverse);
+    ipart sum = iset(0);
     for (int part = 0; part < NUM_PARTS; part++) {
       const ipart rounded = to_int(scaled.part[part]);
       store_i8(q + PART * part, rounded);
+      sum = iadd(sum, rounded);
       x[half].part[part] = sub(x[half].part[part], mul(to_float(rounded), set(scale)));
     }
-    sums[half] = sum_of_16_bytes(q);
+    sums[half] = reduce_add(sum);
   }
   plane.scale[group] = scale;
   plane.scaled_sum[group] = scale * static_cast<float>(sums[0] + sums[1]);
