@@ -126,6 +126,7 @@ def scripted_loader(
     max_num_batched_tokens: int = 32,
     before_step: Callable[[SchedulerOutput], None] | None = None,
     scheduling_policy: str = "fcfs",
+    tokenizer: Tokenizer | None = None,
 ) -> Callable[[EventSink], Engine]:
     def load(on_event: EventSink) -> Engine:
         spec = KVCacheSpec((LayerGroup((0,), 1, 8, None),), block_size)
@@ -157,7 +158,7 @@ def scripted_loader(
             scheduler,
             vocab_size=VOCAB_SIZE,
             max_model_len=max_model_len,
-            tokenizer=byte_tokenizer(),
+            tokenizer=tokenizer or byte_tokenizer(),
             eos_token_ids={EOS},
             seed=1,
         )
