@@ -172,3 +172,28 @@ def test_an_id_that_is_used_again_is_no_sibling() -> None:
     h.run()
     for request_id in h.requests:
         h.check_answer(request_id)
+
+
+def test_a_kept_prompt_is_given_up_before_anybody_is_preempted() -> None:
+    h = Harness(num_blocks=8, cache=NO_CACHE, max_num_seqs=2)
+    h.add("running", [7] * 16, max_tokens=8)
+    h.add_choices("a", 3, range(15), max_tokens=1)
+    h.step()
+    assert h.kv.forks.kept and h.kv.usage()[0].num_free == 0
+    h.run()
+    assert not h.events_of(RequestPreempted)
+    for request_id in h.requests:
+        h.check_answer(request_id)
+
+
+def test_a_kept_prompt_does_not_keep_the_first_in_order_waiting() -> None:
+    h = Harness(num_blocks=8, cache=NO_CACHE, max_num_seqs=1, scheduling_policy="priority")
+    h.add_choices("a", 3, range(15), max_tokens=1, priority=5)
+    h.step()
+    assert h.kv.forks.kept
+    h.add("urgent", [7] * 20, max_tokens=1, priority=0)
+    h.step()
+    assert h.requests["urgent"].is_finished
+    h.run()
+    for request_id in h.requests:
+        h.check_answer(request_id)

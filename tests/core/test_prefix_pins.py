@@ -236,3 +236,16 @@ def test_all_that_is_pinned_hits_whatever_came_between(
         assert h.generate(f"again {i}", [*prompt, 4], max_tokens=1).num_cached_tokens >= num_tokens
     for pool, limit in zip(h.kv.usage(), h.kv.pins.max_blocks, strict=True):
         assert pool.num_pinned <= limit <= share * 16
+
+
+def test_a_pinned_hit_costs_no_room() -> None:
+    """Its blocks are nobody else's to take, so a request beside which only the rest fits may start."""
+    h = make_harness(num_blocks=10, share=1.0)
+    h.generate("a", A[:8], max_tokens=1)
+    h.scheduler.pin_prefix(A[:8])
+    h.add("running", [40], max_tokens=3)
+    h.step()
+    h.add("b", [*A[:8], *[41] * 23], max_tokens=1)
+    h.step()
+    assert h.requests["b"].num_cached_tokens == 8
+    h.run()
