@@ -71,8 +71,12 @@ def _add_scheduler_arguments(group: argparse._ArgumentGroup) -> None:
     add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="default: fcfs")
     add("--long-prefill-token-threshold", metavar="N", type=length, default=0,
         help="most tokens a step gives to one prefill (default: all)")  # fmt: skip
+    add("--max-num-partial-prefills", metavar="N", type=int, default=1,
+        help="prompts that may be computed in part at a time (default: 1)")  # fmt: skip
     add("--max-long-partial-prefills", metavar="N", type=int, default=1,
-        help="prefills above that threshold at a time (default: 1)")  # fmt: skip
+        help="of those, prompts above that threshold (default: 1)")  # fmt: skip
+    add("--max-prefill-tokens-while-decoding", metavar="N", type=length, default=0,
+        help="prompt tokens of a step that decodes too, so that streams keep their pace (default: all)")  # fmt: skip
     add("--max-num-queued-reqs", metavar="N", type=int, default=1024,
         help="sequences that may wait before more get 429; 0: no limit (default: 1024)")  # fmt: skip
     add("--max-num-queued-tokens", metavar="N", type=length, default=0,
@@ -155,7 +159,9 @@ def _load(arguments: argparse.Namespace, on_event: EventSink) -> Engine:
             max_num_batched_tokens=arguments.max_num_batched_tokens,
             scheduling_policy=arguments.scheduling_policy,
             long_prefill_token_threshold=arguments.long_prefill_token_threshold,
+            max_num_partial_prefills=arguments.max_num_partial_prefills,
             max_long_partial_prefills=arguments.max_long_partial_prefills,
+            max_prefill_tokens_while_decoding=arguments.max_prefill_tokens_while_decoding,
         ),
         cache=CacheConfig(
             block_size=arguments.block_size,
