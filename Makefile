@@ -1,5 +1,6 @@
 # make run      build, fetch SmolLM2-135M-Instruct and chat (with no terminal: answer one prompt)
 # make test     install what the tests need, fetch their models and run them
+# make bench    speed of steps, and of a server over HTTP, with answers checked
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,6 +24,7 @@ lint: $(VENV)/.installed-test
 bench: $(VENV)/.installed-test
 	@$(BIN)/python -m tests.fetch_models smollm2-135m-instruct-q4_1
 	@$(BIN)/python -m benchmarks.step
+	@$(BIN)/python -m benchmarks.serving
 
 # Answers of Hugging Face transformers made again; fails where they differ from the files in tests/golden.
 golden: $(VENV)-golden/.installed
