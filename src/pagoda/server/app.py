@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Path, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from pagoda import __version__
@@ -84,6 +84,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
 def _add_openai_routes(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatCompletionBody, request: Request) -> Response:
+        """OpenAI's chat completions: an assistant's next message."""
         arrival_s = time.monotonic()
         _check(state, body)
         params = chat_params(body)
@@ -102,6 +103,7 @@ def _add_openai_routes(app: FastAPI, state: ServerState) -> None:
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
+        """OpenAI's completions: how prompts go on."""
         arrival_s = time.monotonic()
         _check(state, body)
         params = completion_params(body)
@@ -122,12 +124,14 @@ def _add_openai_routes(app: FastAPI, state: ServerState) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
+        """The names that the model is served under."""
         return JSONBody(
             {"object": "list", "data": [_model(state, n) for n in state.config.served_model_names]}
         )
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
+    async def model(name: Annotated[str, Path(description="A name.")]) -> Response:
+        """One of those names; 404 if it is not served."""
         return JSONBody(_model(state, state.served_name(name)))
 
 
@@ -206,6 +210,7 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
 def _add_token_routes(app: FastAPI, state: ServerState) -> None:
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Response:
+        """Token ids of `prompt`, or of `messages` as in a chat."""
         tokenizer = state.tokenizer
         state.served_name(body.model)
         refuse_unsupported(body)
@@ -230,6 +235,7 @@ def _add_token_routes(app: FastAPI, state: ServerState) -> None:
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Response:
+        """Text of token ids."""
         tokenizer = state.tokenizer
         state.served_name(body.model)
         refuse_unsupported(body)
@@ -260,8 +266,10 @@ def _add_status_routes(app: FastAPI, state: ServerState) -> None:
 
     @app.get("/version")
     async def version() -> Response:
+        """Version of the server."""
         return JSONBody({"version": __version__})
 
     @app.get("/metrics")
     async def metrics() -> Response:
+        """Metrics in the text format of Prometheus."""
         return Response(metrics_text(state.metrics), media_type=CONTENT_TYPE)

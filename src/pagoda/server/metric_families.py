@@ -46,13 +46,13 @@ def _blocks(metrics: ServerMetrics) -> dict[str, float]:
         "free": sum(u.num_free for u in state.usage),
         "reusable": sum(u.num_reusable for u in state.usage),
         "used": sum(u.num_held for u in state.usage),
-        "pinned": state.num_pinned_blocks,
+        "pinned": sum(u.num_pinned for u in state.usage),
     }
 
 
 def _kv_usage(metrics: ServerMetrics) -> float:
     """Of the fullest layer group."""
-    shares = [u.num_held / (u.num_free + u.num_reusable + u.num_held) for u in metrics.read_engine().usage]
+    shares = [u.num_held / u.num_blocks for u in metrics.read_engine().usage]
     return max(shares, default=0.0)
 
 
@@ -81,8 +81,8 @@ NUMBERS = (
     NumberSpec(
         "pagoda_kv_blocks",
         "gauge",
-        "KV blocks by state: free, reusable (a cached prefix), used (held by requests); pinned is a part of "
-        "the others.",
+        "KV blocks by state: free, reusable (a cached prefix), used (held by requests), pinned (kept by a "
+        "pin alone).",
         _blocks,
         label="state",
     ),

@@ -59,7 +59,6 @@ class EngineState(NamedTuple):
     num_running: int = 0
     num_waiting: int = 0
     usage: tuple[PoolUsage, ...] = ()
-    num_pinned_blocks: int = 0
 
 
 class ServerMetrics:

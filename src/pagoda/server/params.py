@@ -11,7 +11,7 @@ from pagoda.server.protocol import ChatCompletionBody, CompletionBody, Generatio
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 
-_SAME_NAME = (
+SAME_NAME = (  # fields that are those of `SamplingParams`
     "n",
     "temperature",
     "top_p",
@@ -97,7 +97,7 @@ def _common(body: GenerationBody, max_tokens: int | None, logprobs: int | None) 
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
-    given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
+    given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     stop = () if body.stop is None else body.stop
     return SamplingParams(
         **given,
