@@ -76,7 +76,7 @@ def _add_scheduler_arguments(group: argparse._ArgumentGroup) -> None:
     add("--max-long-partial-prefills", metavar="N", type=int, default=1,
         help="of those, prompts above that threshold (default: 1)")  # fmt: skip
     add("--max-prefill-tokens-while-decoding", metavar="N", type=length, default=0,
-        help="prompt tokens of a step that also decodes, so that streams keep pace (default: all)")  # fmt: skip
+        help="prompt tokens of a step that also decodes, so that streams keep pace (0: all)")  # fmt: skip
     add("--max-num-queued-reqs", metavar="N", type=int, default=1024,
         help="sequences that may wait before more get 429; 0: no limit (default: 1024)")  # fmt: skip
     add("--max-num-queued-tokens", metavar="N", type=length, default=0,
