@@ -102,6 +102,7 @@ async def _run_client(
             body["messages"] = messages
         else:
             body["prompt"] = prompt
+            body["skip_special_tokens"] = False  # after random tokens some answers are made of them alone
         async with slots:
             answer = await stream_answer(client, path, body)
         answers.append(answer)
