@@ -118,6 +118,18 @@ def test_a_choice_that_is_aborted_takes_nothing_from_the_others(caching: bool, w
     assert h.model.num_computed_tokens <= num_needed(10, 4, 3) + 9
 
 
+def test_a_choice_that_ends_while_its_step_runs_leaves_that_step_its_tables() -> None:
+    """The prompt is kept for the sibling that waits; the step still reads the blocks behind it."""
+    h = Harness(cache=NO_CACHE, max_num_seqs=1)
+    h.add_choices("a", 2, range(4), max_tokens=6)
+    for _ in range(2):
+        h.step()
+    # The table now has blocks behind the prompt's, and the step under way writes to one of them.
+    h.step(in_flight=lambda: h.end("a/0", FinishReason.ABORT))
+    h.run()
+    h.check_answer("a/1")
+
+
 def test_choices_of_a_failed_prompt_do_not_use_it() -> None:
     h = Harness(cache=NO_CACHE)
     h.add_choices("a", 3, range(10), max_tokens=3)

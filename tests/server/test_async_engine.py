@@ -177,7 +177,11 @@ def test_draining_waits_and_then_aborts() -> None:
 
 def test_closing_ends_what_runs_and_refuses_the_rest() -> None:
     async def run() -> None:
-        engine = AsyncEngine(scripted_loader([ord("a"), EOS], [])(lambda event: None))
+        engine = AsyncEngine(
+            scripted_loader([ord("a"), EOS], [], before_step=lambda step: time.sleep(0.005))(
+                lambda event: None
+            )
+        )
         with pytest.raises(EngineStoppedError, match="start"):
             await engine.call(lambda e: None)
         engine.start()

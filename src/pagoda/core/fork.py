@@ -103,7 +103,8 @@ class Forks:
             first = max(num_blocks, sequence.first_blocks[group])
             for index in range(len(table) - 1, first - 1, -1):
                 pool.release(table[index])
-            del table[num_blocks:]
+        # A step that is under way still reads the tables it was given: cut copies, not those.
+        sequence.tables = tuple(table[:num_blocks] for table in sequence.tables)
         self.kept[id(request.siblings)] = sequence
         return True
 
