@@ -68,10 +68,11 @@ def test_the_listing_tells_what_is_pinned_and_used() -> None:
 
 
 def test_references_are_those_of_running_requests() -> None:
-    with serving(parrot, before_step=lambda step: time.sleep(0.01)) as server:
-        body = {"prompt": "y" * 20, "max_tokens": 80, "stream": True}
+    with serving(parrot, before_step=lambda step: time.sleep(0.02)) as server:
+        body = {"prompt": "y" * 20, "max_tokens": 80, "ignore_eos": True, "stream": True}
         with server.http.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # kept: an iterator that goes away hangs up
+            next(lines)
             (prefix,) = listed(server)
             assert prefix["num_references"] == 1
 
