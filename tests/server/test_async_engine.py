@@ -55,7 +55,7 @@ def test_a_refused_request_leaves_nothing() -> None:
         with pytest.raises(RequestError, match="500 tokens"):
             await engine.submit([good, bad])
         assert engine.num_unfinished == 0
-        endless = EngineRequest(request_id="a", prompt="x", params=SamplingParams(max_tokens=None))
+        endless = EngineRequest(request_id="a", prompt="x", params=ENDLESS)
         stream = await engine.submit([endless])
         with pytest.raises(RequestError, match="in use"):
             await engine.submit([good])
@@ -64,7 +64,7 @@ def test_a_refused_request_leaves_nothing() -> None:
             pass
         assert await text_of(engine, "good<a>") == "good"
 
-    with_engine(test)
+    with_engine(test, before_step=lambda step: time.sleep(0.005))
 
 
 def test_leaving_an_iterator_aborts() -> None:
