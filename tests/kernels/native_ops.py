@@ -21,7 +21,7 @@ class NativeOps:
         self.model = _native.Model(isa, num_threads)
 
     def buffer(self, rows: Float32Array) -> int:
-        """A buffer that will hold these rows; call `fill` once all ops are added."""
+        """A buffer as wide as these rows, which `run` writes to it once all ops are added."""
         return self.model.add_buffer(rows.shape[1])
 
     def run(

@@ -80,7 +80,6 @@ FloatMatrix forward(Model& model, const Ints& token_ids, const Ints& positions, 
 NB_MODULE(_native, m) {
   m.doc() = "Native kernels of Pagoda; use pagoda.backends.cpu.";
   m.def("isas", &isas, "Instruction sets this machine can run, fastest first.");
-  m.def("isa_available", [](const std::string& name) { return kernels_for(name.c_str()) != nullptr; });
   bind_sample(m);
 
   nb::class_<Model>(m, "Model")
