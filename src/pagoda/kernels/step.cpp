@@ -14,7 +14,7 @@ size_t at(int i) { return static_cast<size_t>(i); }
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 constexpr int TASKS_PER_THREAD = 6;    // enough to even out threads, few enough to keep the counter cool
-constexpr int LINEAR_ROWS = 64;        // rows of activations a task keeps in the second-level cache
+constexpr int LINEAR_ROWS = 256;       // rows of activations a task keeps in the second-level cache
 constexpr int LINEAR_PANELS = 8;
 
 }  // namespace
@@ -66,15 +66,14 @@ int Model::add_quant_buffer(int width) {
 }
 
 void Model::QuantBuffer::resize(size_t num_rows) {
-  const size_t n = at(width) * num_rows;
-  capacity = num_rows;
-  for (Plane& plane : planes) {
-    plane.q.resize(n);
-    plane.scale.resize(n / 32);
-    plane.scaled_sum.resize(n / 32);
-    plane.sums.resize(n / 16);
-  }
-  outlier.resize(n / 32);
+  const size_t n = at(width) * num_rows, outliers = at(QuantRows::max_outliers(width)) * num_rows;
+  q.resize(n);
+  scale.resize(n / 32);
+  scaled_sum.resize(n / 32);
+  sums.resize(n / 16);
+  num_outliers.resize(num_rows);
+  outlier_cols.resize(outliers);
+  outlier_values.resize(outliers);
 }
 
 int Model::add_angles(const double* inv_freq, int half, float factor) {
@@ -407,8 +406,7 @@ void Model::copy_block(int group, int source, int target) {
 void Model::poison() {
   for (Group& g : groups_) std::memset(g.memory.data(), 0xff, g.memory.num_bytes());
   for (Buffer& b : buffers_) std::memset(b.data.data(), 0xff, b.data.size() * sizeof(float));
-  for (QuantBuffer& b : quant_buffers_)
-    for (QuantBuffer::Plane& plane : b.planes) std::memset(plane.scale.data(), 0xff, plane.scale.size() * sizeof(float));
+  for (QuantBuffer& b : quant_buffers_) std::memset(b.scale.data(), 0xff, b.scale.size() * sizeof(float));
   std::memset(partial_.data(), 0xff, partial_.size() * sizeof(float));
   for (auto& memory : scratch_memory_) std::memset(memory.data(), 0xff, memory.size() * sizeof(float));
 }

@@ -106,18 +106,14 @@ class Model {
     float* row(int r) { return data.data() + stride * static_cast<size_t>(r); }
   };
   struct QuantBuffer {
-    struct Plane {
-      std::vector<int8_t> q;
-      std::vector<float> scale, scaled_sum;
-      std::vector<int32_t> sums;
-      QuantPlane view() { return {q.data(), scale.data(), scaled_sum.data(), sums.data()}; }
-    };
     int width = 0;
-    size_t capacity = 0;
-    Plane planes[2];
-    std::vector<uint8_t> outlier;
+    std::vector<int8_t> q;
+    std::vector<float> scale, scaled_sum, outlier_values;
+    std::vector<int32_t> sums, num_outliers, outlier_cols;
     void resize(size_t num_rows);
-    QuantRows rows() { return {width, {planes[0].view(), planes[1].view()}, outlier.data(), capacity}; }
+    QuantRows rows() {
+      return {width, q.data(), scale.data(), scaled_sum.data(), sums.data(), num_outliers.data(), outlier_cols.data(), outlier_values.data()};
+    }
   };
   struct Angles {
     std::vector<double> inv_freq;

@@ -2,6 +2,14 @@
 #pragma once
 #include "simd.h"
 
+#if defined(PAGODA_ISA_AVX512) && !defined(PAGODA_EMULATE_AVX512)
+#define PAGODA_REGISTER "+v"
+#elif defined(PAGODA_EMULATE_AVX512)
+#define PAGODA_REGISTER "+m"
+#else
+#define PAGODA_REGISTER "+x"
+#endif
+
 namespace pagoda {
 namespace PAGODA_ISA {
 
@@ -12,12 +20,12 @@ inline double dot_rounds(int rounds, int32_t* sink) {
   bpart w = broadcast4(ones);
   const bpart x = w;
   ipart sum[CHAINS];
-  for (int c = 0; c < CHAINS; c++) sum[c] = iset(0);
+  for (int c = 0; c < CHAINS; c++) sum[c] = iset(c);  // unequal, or one chain would do for all
   for (int r = 0; r < rounds; r++) {
 #pragma GCC unroll 8
     for (int c = 0; c < CHAINS; c++) sum[c] = dot4(sum[c], w, x, false);
 #if defined(__AVX2__)
-    asm volatile("" : "+x"(w));  // or the compiler sees that every round adds the same
+    asm volatile("" : PAGODA_REGISTER(w));  // or the compiler sees that every round adds the same
 #endif
   }
   float lanes[PART];

@@ -76,6 +76,11 @@ PAGODA_INLINE ipart iadd(ipart a, ipart b) { return _mm512_add_epi32(a, b); }
 PAGODA_INLINE void store_i8(int8_t* p, ipart v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
 }
+PAGODA_INLINE ipart load_ints(const void* p) { return _mm512_loadu_si512(p); }
+PAGODA_INLINE ipart iand(ipart a, int32_t mask) { return _mm512_and_si512(a, _mm512_set1_epi32(mask)); }
+PAGODA_INLINE ipart shift_down(ipart a, int bits) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(bits)); }
+PAGODA_INLINE ipart shift_up(ipart a, int bits) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits)); }
+PAGODA_INLINE ipart sign_of_top_byte(ipart a) { return _mm512_srai_epi32(a, 24); }
 // 2^n for integers n in [-126, 127], by building the exponent.
 PAGODA_INLINE fpart exp2_int(ipart n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
@@ -161,6 +166,11 @@ PAGODA_INLINE void store_i8(int8_t* p, ipart v) {
   const __m128i low = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(low, low));
 }
+PAGODA_INLINE ipart load_ints(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+PAGODA_INLINE ipart iand(ipart a, int32_t mask) { return _mm256_and_si256(a, _mm256_set1_epi32(mask)); }
+PAGODA_INLINE ipart shift_down(ipart a, int bits) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(bits)); }
+PAGODA_INLINE ipart shift_up(ipart a, int bits) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(bits)); }
+PAGODA_INLINE ipart sign_of_top_byte(ipart a) { return _mm256_srai_epi32(a, 24); }
 PAGODA_INLINE fpart exp2_int(ipart n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
@@ -251,6 +261,11 @@ PAGODA_INLINE ipart iset(int32_t x) { ipart r; PAGODA_LANES r.x[i] = x; return r
 PAGODA_INLINE ipart isub(ipart a, ipart b) { PAGODA_LANES a.x[i] -= b.x[i]; return a; }
 PAGODA_INLINE ipart iadd(ipart a, ipart b) { PAGODA_LANES a.x[i] += b.x[i]; return a; }
 PAGODA_INLINE void store_i8(int8_t* p, ipart v) { PAGODA_LANES p[i] = static_cast<int8_t>(v.x[i]); }
+PAGODA_INLINE ipart load_ints(const void* p) { ipart r; std::memcpy(r.x, p, 64); return r; }
+PAGODA_INLINE ipart iand(ipart a, int32_t mask) { PAGODA_LANES a.x[i] &= mask; return a; }
+PAGODA_INLINE ipart shift_down(ipart a, int bits) { PAGODA_LANES a.x[i] = static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) >> bits); return a; }
+PAGODA_INLINE ipart shift_up(ipart a, int bits) { PAGODA_LANES a.x[i] = static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) << bits); return a; }
+PAGODA_INLINE ipart sign_of_top_byte(ipart a) { PAGODA_LANES a.x[i] >>= 24; return a; }
 PAGODA_INLINE fpart exp2_int(ipart n) {
   fpart r;
   PAGODA_LANES { const uint32_t bits = static_cast<uint32_t>(n.x[i] + 127) << 23; std::memcpy(&r.x[i], &bits, 4); }
@@ -378,15 +393,14 @@ PAGODA_INLINE float reduce_max(f32x16 v) {
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
 }
-PAGODA_INLINE int32_t reduce_add(ipart v) {
-#if defined(PAGODA_ISA_AVX512)
-  const __m256i eight = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
-#else
-  const __m256i eight = v;
-#endif
-  __m128i x = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-  x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+// Sums of 16 signed bytes and of the 16 after them.
+PAGODA_INLINE void sum_halves(const int8_t* q, int32_t* sums) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  const __m256i eights = _mm256_add_epi32(fours, _mm256_shuffle_epi32(fours, 0x4e));
+  const __m256i all = _mm256_add_epi32(eights, _mm256_shuffle_epi32(eights, 0xb1));
+  sums[0] = _mm_cvtsi128_si32(_mm256_castsi256_si128(all));
+  sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(all, 1));
 }
 #else
 PAGODA_INLINE float reduce_add(f32x16 v) {
@@ -403,10 +417,11 @@ PAGODA_INLINE float reduce_max(f32x16 v) {
     for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
   return x[0];
 }
-PAGODA_INLINE int32_t reduce_add(ipart v) {
-  int32_t sum = 0;
-  for (int32_t x : v.x) sum += x;
-  return sum;
+PAGODA_INLINE void sum_halves(const int8_t* q, int32_t* sums) {
+  for (int half = 0; half < 2; half++) {
+    sums[half] = 0;
+    for (int i = 0; i < 16; i++) sums[half] += q[16 * half + i];
+  }
 }
 #endif
 

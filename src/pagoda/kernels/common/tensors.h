@@ -55,28 +55,24 @@ struct PackedWeight {
   const uint8_t* panel(int i) const { return data + panel_bytes() * static_cast<size_t>(i); }
 };
 
-// One 8-bit image of rows of activations: x ~ scale * q within a group of 32 inputs, q in [-127, 127].
-struct QuantPlane {
+// Rows of activations in 8 bits: x ~ scale * q within a group of 32 inputs, q in [-127, 127]. Values that stand
+// far out of their row would round everything else in their group away: they are 0 in q and kept as floats, in
+// the order of their columns.
+struct QuantRows {
+  int cols = 0;
   int8_t* q = nullptr;          // [rows, cols]
   float* scale = nullptr;       // [rows, cols / 32]
   float* scaled_sum = nullptr;  // [rows, cols / 32] scale times the sum of q: pays for minima
   int32_t* sums = nullptr;      // [rows, cols / 16] sum of q: pays for the offset of signed weights
-};
+  int32_t* num_outliers = nullptr;    // [rows]
+  int32_t* outlier_cols = nullptr;    // [rows, max_outliers(cols)]
+  float* outlier_values = nullptr;    // [rows, max_outliers(cols)]
 
-// Quantised rows. Groups whose largest value stands far out of the row, where one scale would round everything
-// else away, have a second plane that holds what the first one lost; `outlier` says which.
-struct QuantRows {
-  int cols = 0;
-  QuantPlane planes[2];
-  uint8_t* outlier = nullptr;  // [cols / 32, rows]: whether the second plane counts; its scale is 0 if not
-  size_t outlier_stride = 0;
-
+  static constexpr int max_outliers(int cols) { return cols / 16; }
   QuantRows from_row(int row) const {
-    const size_t r = static_cast<size_t>(row), n = static_cast<size_t>(cols);
-    QuantRows rows = *this;
-    for (QuantPlane& p : rows.planes) p = {p.q + r * n, p.scale + r * (n / 32), p.scaled_sum + r * (n / 32), p.sums + r * (n / 16)};
-    rows.outlier += r;
-    return rows;
+    const size_t r = static_cast<size_t>(row), n = static_cast<size_t>(cols), most = static_cast<size_t>(max_outliers(cols));
+    return {cols, q + r * n, scale + r * (n / 32), scaled_sum + r * (n / 32), sums + r * (n / 16),
+            num_outliers + r, outlier_cols + r * most, outlier_values + r * most};
   }
 };
 

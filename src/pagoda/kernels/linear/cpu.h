@@ -81,39 +81,21 @@ PAGODA_INLINE Dots<M> dot_vectors(const uint8_t* group, const int8_t* x, size_t 
   return total;
 }
 
-// One plane of M rows of x.
+// M rows of x.
 struct RowsOfX {
-  const QuantPlane& plane;
-  size_t cols;
-  PAGODA_INLINE size_t stride() const { return cols; }
-  PAGODA_INLINE const int8_t* q(int group) const { return plane.q + GROUP * group; }
-  PAGODA_INLINE size_t at(int m, int group) const { return static_cast<size_t>(m) * (cols / GROUP) + static_cast<size_t>(group); }
-  PAGODA_INLINE fpart scale(int m, int group) const { return set(plane.scale[at(m, group)]); }
-  PAGODA_INLINE fpart scaled_sum(int m, int group) const { return set(plane.scaled_sum[at(m, group)]); }
-  PAGODA_INLINE int32_t sum(int m, int group, int half) const { return plane.sums[2 * at(m, group) + static_cast<size_t>(half)]; }
+  const QuantRows& rows;
+  PAGODA_INLINE size_t stride() const { return static_cast<size_t>(rows.cols); }
+  PAGODA_INLINE const int8_t* q(int group) const { return rows.q + GROUP * group; }
+  PAGODA_INLINE size_t at(int m, int group) const { return static_cast<size_t>(m) * (stride() / GROUP) + static_cast<size_t>(group); }
+  PAGODA_INLINE fpart scale(int m, int group) const { return set(rows.scale[at(m, group)]); }
+  PAGODA_INLINE fpart scaled_sum(int m, int group) const { return set(rows.scaled_sum[at(m, group)]); }
+  PAGODA_INLINE int32_t sum(int m, int group, int half) const { return rows.sums[2 * at(m, group) + static_cast<size_t>(half)]; }
 };
 
 template <int M>
 struct Sums {
   fpart sum[NUM_PARTS][M];
 };
-
-// Out of line and by value, so that the sums of the common case stay in registers.
-template <class F, int M>
-__attribute__((noinline)) Sums<M> with_second_plane(const uint8_t* block, int g, const QuantRows& x, int group, Sums<M> sums) {
-  F::template add_group<M>(block, g, RowsOfX{x.planes[1], static_cast<size_t>(x.cols)}, group, sums);
-  return sums;
-}
-
-// Adds group g of a block: the first plane of x, and the second when one of M rows has an outlier there. A row
-// without one gains exactly 0 from it, so its sum does not depend on its neighbours.
-template <class F, int M>
-PAGODA_INLINE void add_planes(const uint8_t* block, int g, const QuantRows& x, int group, Sums<M>& sums) {
-  F::template add_group<M>(block, g, RowsOfX{x.planes[0], static_cast<size_t>(x.cols)}, group, sums);
-  uint64_t outliers = 0;
-  std::memcpy(&outliers, x.outlier + x.outlier_stride * static_cast<size_t>(group), M);
-  if (__builtin_expect(outliers != 0, 0)) sums = with_second_plane<F, M>(block, g, x, group, sums);
-}
 
 // sums += scale_x * (scale_w * dot) + minimum_w * scaled_sum_x
 template <int M, class Scale, class Minimum>
@@ -130,6 +112,21 @@ PAGODA_INLINE void add_with_minimum(Sums<M>& sums, const Dots<M>& dots, Scale sc
   }
 }
 
+// Quant k of a group for each output row of a part: nibble, fifth bit, two bits, as integers.
+PAGODA_INLINE ipart column_nibble(const uint8_t* group, int k, int part) {
+  const int vector = k / 4;
+  return iand(shift_down(load_ints(group + 64 * (vector % 4) + 4 * PART * part), 8 * (k % 4) + 4 * (vector / 4)), 15);
+}
+PAGODA_INLINE ipart column_fifth_bit(const uint8_t* plane, int k, int part) {
+  return shift_up(iand(shift_down(load_ints(plane + 4 * PART * part), 8 * (k % 4) + k / 4), 1), 4);
+}
+PAGODA_INLINE ipart column_two_bits(const uint8_t* planes, int k, int part) {
+  const int vector = k / 4;
+  return shift_up(iand(shift_down(load_ints(planes + 64 * (vector / 4) + 4 * PART * part), 8 * (k % 4) + 2 * (vector % 4)), 3), 4);
+}
+
+// Each format has `vector`, eight of which make a group; `add_group`, which adds M rows' products with a group;
+// and `column`, the weights of input k of group g in floats.
 template <Format F>
 struct Legacy {  // Q4 and Q5: a scale and a minimum in f16 for each group
   static constexpr Format format = F;
@@ -147,6 +144,12 @@ struct Legacy {  // Q4 and Q5: a scale and a minimum in f16 for each group
     add_with_minimum<M>(
         sums, dots, [&](int part) { return load_half(halves + PART * part); }, [&](int part) { return load_half(halves + 16 + PART * part); }, x,
         index);
+  }
+  static PAGODA_INLINE fpart column(const uint8_t* group, int, int k, int part) {
+    const auto* halves = reinterpret_cast<const uint16_t*>(group + (FIVE ? 320 : 256));
+    ipart q = column_nibble(group, k, part);
+    if constexpr (FIVE) q = iadd(q, column_fifth_bit(group + 256, k, part));
+    return fma(load_half(halves + PART * part), to_float(q), load_half(halves + 16 + PART * part));
   }
 };
 
@@ -170,6 +173,11 @@ struct Q8 {
       }
     }
   }
+  static PAGODA_INLINE fpart column(const uint8_t* group, int, int k, int part) {
+    const auto* halves = reinterpret_cast<const uint16_t*>(group + 512);
+    const ipart bytes = load_ints(group + 64 * (k / 4) + 4 * PART * part);
+    return mul(load_half(halves + PART * part), to_float(sign_of_top_byte(shift_up(bytes, 24 - 8 * (k % 4)))));
+  }
 };
 
 template <Format F>
@@ -191,6 +199,15 @@ struct SuperWithMinimum {  // Q4K and Q5K: six-bit scales and minima times two f
     add_with_minimum<M>(
         sums, dots, [&](int part) { return mul(load_half(halves + PART * part), load_u8(scales + PART * part)); },
         [&](int part) { return sub(set(0.0f), mul(load_half(halves + 16 + PART * part), load_u8(scales + 16 + PART * part))); }, x, index);
+  }
+  static PAGODA_INLINE fpart column(const uint8_t* super, int g, int k, int part) {
+    const auto* halves = reinterpret_cast<const uint16_t*>(super);
+    const uint8_t* group = super + 64 + (288 + BITS_BYTES) * g;
+    const uint8_t* scales = group + 256 + BITS_BYTES;
+    ipart q = column_nibble(group, k, part);
+    if constexpr (FIVE) q = iadd(q, column_fifth_bit(group + 256, k, part));
+    const fpart scale = mul(load_half(halves + PART * part), load_u8(scales + PART * part));
+    return sub(mul(scale, to_float(q)), mul(load_half(halves + 16 + PART * part), load_u8(scales + 16 + PART * part)));
   }
 };
 
@@ -227,6 +244,13 @@ struct Q6K {
       }
     }
   }
+  static PAGODA_INLINE fpart column(const uint8_t* super, int g, int k, int part) {
+    const auto* halves = reinterpret_cast<const uint16_t*>(super);
+    const uint8_t* group = super + 32 + 416 * g;
+    const auto* scales = reinterpret_cast<const int8_t*>(group + 384 + 16 * (k / 16));
+    const ipart q = isub(iadd(column_nibble(group, k, part), column_two_bits(group + 256, k, part)), iset(32));
+    return mul(mul(load_half(halves + PART * part), load_i8(scales + PART * part)), to_float(q));
+  }
 };
 
 // Results go to out[m][16 panel + lane] = sum + bias + residual.
@@ -236,39 +260,66 @@ PAGODA_INLINE void store_result(const LinearTarget& o, int row, int column, fpar
   store(o.out + static_cast<size_t>(row) * o.stride + column, sum);
 }
 
+constexpr int ROWS_AT_ONCE = 64, PANELS_AT_ONCE = 8;  // of which the sums are begun together, in 32 KiB
+
+// sums[16 p ..] of one row = its outliers times panels [first, first + num_panels), in the order of columns.
+template <class F>
+inline void begin_sums(const PackedWeight& w, const QuantRows& row, int first, int num_panels, float* sums) {
+  for (int i = 0; i < num_panels * NUM_PARTS; i++) store(sums + PART * i, set(0.0f));
+  constexpr int INPUTS = block_inputs(F::format);
+  const size_t panel_bytes = w.panel_bytes();
+  for (int i = 0; i < *row.num_outliers; i++) {
+    const int column = row.outlier_cols[i], g = column % INPUTS / GROUP, k = column % GROUP;
+    const uint8_t* block = w.panel(first) + block_bytes(F::format) * static_cast<size_t>(column / INPUTS);
+    const fpart x = set(row.outlier_values[i]);
+    for (int p = 0; p < num_panels; p++, block += panel_bytes)
+#pragma GCC unroll 2
+      for (int part = 0; part < NUM_PARTS; part++) {
+        float* sum = sums + PANEL * p + PART * part;
+        store(sum, fma(F::column(block, g, k, part), x, load(sum)));
+      }
+  }
+}
+
+// M rows times one panel. `begun` holds what their sums start from, PANELS_AT_ONCE panels a row.
 template <class F, int M>
-inline void quant_tile(const uint8_t* panel, int num_blocks, const QuantRows& rows, int row, int column, const LinearTarget& o) {
+inline void quant_tile(const uint8_t* panel, int num_blocks, const QuantRows& rows, const float* begun, int row, int column, const LinearTarget& o) {
   Sums<M> sums;
   for (int part = 0; part < NUM_PARTS; part++)
-    for (int m = 0; m < M; m++) sums.sum[part][m] = set(0.0f);
+    for (int m = 0; m < M; m++) sums.sum[part][m] = load(begun + PANELS_AT_ONCE * PANEL * m + PART * part);
   constexpr int GROUPS = block_inputs(F::format) / GROUP;
+  const RowsOfX x{rows};
   for (int b = 0; b < num_blocks; b++)
     for (int g = 0; g < GROUPS; g++) {
       if (M <= 2 && GROUPS == 1) prefetch(panel + block_bytes(F::format) * static_cast<size_t>(b) + PREFETCH_BYTES, block_bytes(F::format));
-      add_planes<F, M>(panel + block_bytes(F::format) * static_cast<size_t>(b), g, rows, GROUPS * b + g, sums);
+      F::template add_group<M>(panel + block_bytes(F::format) * static_cast<size_t>(b), g, x, GROUPS * b + g, sums);
     }
   for (int part = 0; part < NUM_PARTS; part++)
     for (int m = 0; m < M; m++) store_result(o, row + m, column + PART * part, sums.sum[part][m]);
 }
 
+// Rows [row, row + num_rows) times panel p, in tiles as tall as fit.
+template <class F, int M = MAX_TILE_ROWS>
+inline void quant_tiles(const uint8_t* panel, int num_blocks, const QuantRows& all, const float* begun, int row, int num_rows, int column,
+                        const LinearTarget& o) {
+  for (; num_rows >= M; row += M, num_rows -= M, begun += M * PANELS_AT_ONCE * PANEL)
+    quant_tile<F, M>(panel, num_blocks, all.from_row(row), begun, row, column, o);
+  if constexpr (M > 1)
+    if (num_rows > 0) quant_tiles<F, (M > 4 ? 4 : M - 1)>(panel, num_blocks, all, begun, row, num_rows, column, o);
+}
+
 template <class F>
 inline void quant_panels(const PackedWeight& w, const QuantRows& all, int row0, int row1, int panel0, int panel1, const LinearTarget& o) {
+  alignas(64) float begun[ROWS_AT_ONCE * PANELS_AT_ONCE * PANEL];
   const int num_blocks = w.cols / block_inputs(w.format);
-  for (int p = panel0; p < panel1; p++) {
-    const uint8_t* panel = w.panel(p);
-    const int column = PANEL * p;
-    int row = row0;
-    for (; row + MAX_TILE_ROWS <= row1; row += MAX_TILE_ROWS)
-      quant_tile<F, MAX_TILE_ROWS>(panel, num_blocks, all.from_row(row), row, column, o);
-    if constexpr (MAX_TILE_ROWS > 4)
-      if (row + 4 <= row1) quant_tile<F, 4>(panel, num_blocks, all.from_row(row), row, column, o), row += 4;
-    const QuantRows rest = all.from_row(row);
-    const int num_rest = row1 - row;
-    if constexpr (MAX_TILE_ROWS > 2) {
-      if (num_rest == 3) quant_tile<F, 3>(panel, num_blocks, rest, row, column, o);
-      if (num_rest == 2) quant_tile<F, 2>(panel, num_blocks, rest, row, column, o);
+  for (int first = panel0; first < panel1; first += PANELS_AT_ONCE) {
+    const int num_panels = panel1 - first < PANELS_AT_ONCE ? panel1 - first : PANELS_AT_ONCE;
+    for (int row = row0; row < row1; row += ROWS_AT_ONCE) {
+      const int num_rows = row1 - row < ROWS_AT_ONCE ? row1 - row : ROWS_AT_ONCE;
+      for (int m = 0; m < num_rows; m++) begin_sums<F>(w, all.from_row(row + m), first, num_panels, begun + m * PANELS_AT_ONCE * PANEL);
+      for (int p = 0; p < num_panels; p++)
+        quant_tiles<F>(w.panel(first + p), num_blocks, all, begun + PANEL * p, row, num_rows, PANEL * (first + p), o);
     }
-    if (num_rest == 1) quant_tile<F, 1>(panel, num_blocks, rest, row, column, o);
   }
 }
 
