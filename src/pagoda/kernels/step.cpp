@@ -87,7 +87,8 @@ int Model::add_angles(const double* inv_freq, int half, float factor) {
 int Model::add_group(int num_layers, int num_kv_heads, int head_dim, int num_blocks, int block_size) {
   if (block_size % 16 != 0) throw std::invalid_argument("block_size must be a multiple of 16");
   if (head_dim > MAX_HEAD_DIM) throw std::invalid_argument("head_dim is larger than this build supports");
-  const size_t layer_values = size_t{2} * at(num_kv_heads) * at(head_dim) * at(block_size);
+  if (head_dim % 2 != 0) throw std::invalid_argument("head_dim must be even");
+  const size_t layer_values = at(num_kv_heads) * AttentionShape{0, num_kv_heads, head_dim, block_size, 0.0f, 0.0f, 0}.head_size();
   const size_t block_values = layer_values * at(num_layers);
   groups_.push_back({num_layers, num_kv_heads, head_dim, num_blocks, block_size, layer_values, block_values,
                      Mapping(block_values * 2 * at(num_blocks), true), std::vector<uint8_t>(at(num_blocks), 0)});
@@ -146,7 +147,7 @@ void Model::add_attention(const AttentionOp& op) {
 
 KVLayer Model::kv_layer(const LayerSpec& layer) const {
   const Group& g = groups_[at(layer.group)];
-  auto* base = reinterpret_cast<uint16_t*>(g.memory.data());
+  auto* base = reinterpret_cast<int16_t*>(g.memory.data());
   return {base + g.layer_values * at(layer.index_in_group), g.block_values};
 }
 
@@ -172,11 +173,14 @@ void Model::ensure_capacity(int num_rows, int num_logits_rows) {
     int width = 16;
     for (const Group& g : groups_) width = std::max(width, round_up(g.head_dim, 16));
     for (size_t t = 0; t < scratch_.size(); t++) {
-      scratch_memory_[t].assign(at(MAX_ATTENTION_ROWS) * at(KEY_CHUNK + 2 * width) + 16, 0.0f);
+      // In floats: scores, the chunk's and the whole result; then int16 weights and queries.
+      scratch_memory_[t].assign(at(MAX_ATTENTION_ROWS) * (at(KEY_CHUNK + 2 * width) + at(KEY_CHUNK + width) / 2) + 16, 0.0f);
       float* p = scratch_memory_[t].data();
       scratch_[t].scores = p;
       scratch_[t].chunk_out = p + MAX_ATTENTION_ROWS * KEY_CHUNK;
       scratch_[t].out = scratch_[t].chunk_out + MAX_ATTENTION_ROWS * width;
+      scratch_[t].weights = reinterpret_cast<int16_t*>(scratch_[t].out + MAX_ATTENTION_ROWS * width);
+      scratch_[t].queries = scratch_[t].weights + MAX_ATTENTION_ROWS * KEY_CHUNK;
     }
   }
 }

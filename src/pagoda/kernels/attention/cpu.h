@@ -2,9 +2,14 @@
 // and chunks merged in order (Dao et al. 2022). What a query computes depends only on its position, never on
 // the queries beside it, on how the prompt was cut into steps or on how a long context is split over threads.
 //
-// A block of a layer holds for each KV head its keys [run of 16 tokens][head_dim][16], then its values
-// [token][head_dim], both in f16. Keys are transposed so that 16 scores are one vector and no sum over lanes is
-// needed; a head's keys and values lie together because one task reads both.
+// Both products are dot products of pairs of int16, which run at twice the rate of float ones: each key, value
+// and query of a head is rounded to 13 bits of its largest component, probabilities (times the scales of their
+// values) to 12 bits of the chunk's largest. Sums of 64 products are exact.
+//
+// A block of a layer holds for each KV head
+//   keys    [run of 16 tokens][head_dim / 2][16 tokens][2]   so that 16 scores are one vector
+//   values  [block_size / 2][head_dim][2 tokens]
+//   scales  of keys [block_size], of values [block_size]      float
 #pragma once
 #include "../activation/cpu.h"
 #include "../common/simd.h"
@@ -14,68 +19,96 @@
 namespace pagoda {
 namespace PAGODA_ISA {
 
+// Rounds n values, a multiple of 2, to integers of at most MAX_INT and returns what one of them is worth.
+inline float to_fixed_point(const float* x, int n, int16_t* out) {
+  const f32x16 highest = set16(3e38f), lowest = set16(-3e38f);  // an infinity would make the rest NaN
+  alignas(64) float clamped[MAX_HEAD_DIM];
+  f32x16 largest = set16(0.0f);
+  for (int i = 0; i < n; i += 16) {
+    const f32x16 v = min(max(n - i >= 16 ? load16(x + i) : load_first(x + i, n - i), lowest), highest);
+    store(clamped + i, v);
+    largest = max(largest, abs(v));
+  }
+  const float most = reduce_max(largest);
+  const f32x16 inverse = set16(most > 1e-30f ? MAX_INT / most : 0.0f);
+  for (int i = 0; i < n; i += 16) {
+    int16_t rounded[16];
+    store_i16(rounded, to_int(mul(load16(clamped + i), inverse)));
+    std::memcpy(out + i, rounded, 2 * static_cast<size_t>(n - i < 16 ? n - i : 16));
+  }
+  return most > 1e-30f ? most / MAX_INT : 0.0f;
+}
+
 inline void write_kv(const AttentionShape& s, const KVLayer& kv, int slot, const float* key, const float* value) {
-  uint16_t* block = kv.base + static_cast<size_t>(slot / s.block_size) * kv.block_stride;
+  int16_t* block = kv.base + static_cast<size_t>(slot / s.block_size) * kv.block_stride;
   const int offset = slot % s.block_size, run = offset / 16, lane = offset % 16, d = s.head_dim;
-  const f32x16 largest = set16(65504.0f), smallest = set16(-65504.0f);  // an infinity would poison masked sums
-  for (int h = 0; h < s.num_kv_heads; h++) {
-    uint16_t* k = block + s.head_values() * static_cast<size_t>(2 * h) + static_cast<size_t>(run) * 16 * d + lane;
-    uint16_t* v = block + s.head_values() * static_cast<size_t>(2 * h + 1) + static_cast<size_t>(offset) * d;
-    for (int i = 0; i < d; i += 16) {
-      const int n = d - i < 16 ? d - i : 16;
-      uint16_t halves[16];
-      store_half(halves, min(max(n == 16 ? load16(key + h * d + i) : load_first(key + h * d + i, n), smallest), largest));
-      for (int j = 0; j < n; j++) k[16 * (i + j)] = halves[j];
-      store_half(halves, min(max(n == 16 ? load16(value + h * d + i) : load_first(value + h * d + i, n), smallest), largest));
-      std::memcpy(v + i, halves, 2 * static_cast<size_t>(n));
-    }
+  int16_t rounded[MAX_HEAD_DIM];
+  for (int h = 0; h < s.num_kv_heads; h++, block += s.head_size(), key += d, value += d) {
+    auto* scales = reinterpret_cast<float*>(block + 2 * s.head_values());
+    scales[offset] = to_fixed_point(key, d, rounded);
+    int16_t* k = block + static_cast<size_t>(run) * 16 * static_cast<size_t>(d) + 2 * lane;
+    for (int i = 0; i < d; i += 2) std::memcpy(k + 16 * i, rounded + i, 4);
+    scales[s.block_size + offset] = to_fixed_point(value, d, rounded);
+    int16_t* v = block + s.head_values() + static_cast<size_t>(offset / 2 * 2 * d + offset % 2);
+    for (int i = 0; i < d; i++) v[2 * i] = rounded[i];
   }
 }
+
+// What attention reads of a run of 16 tokens of one KV head.
+struct Run {
+  const int16_t *keys, *values;
+  const float *key_scales, *value_scales;
+};
+
+// Loops over the sums of a tile, unrolled by the front end: only then do compilers keep all of them in registers.
+// Index b counts runs of 16 keys, or of 16 columns, in parts.
+#define PAGODA_EACH(index, count, ...) repeat<(count)>([&](auto index) __attribute__((always_inline)) { __VA_ARGS__; })
+#define PAGODA_EACH_ROW(...) PAGODA_EACH(r, R, __VA_ARGS__)
+#define PAGODA_EACH_PART(...) PAGODA_EACH(b, B * NUM_PARTS, __VA_ARGS__)
 
 // scores[r][16 b ..] = q[r] . keys of run b, for R queries and B runs of 16 keys.
 template <int R, int B>
-inline void score_tile(const float* const* q, const uint16_t* const* runs, int head_dim, float* scores) {
-  f32x16 acc[R][B];
-  for (int r = 0; r < R; r++)
-    for (int b = 0; b < B; b++) acc[r][b] = set16(0.0f);
-  for (int d = 0; d < head_dim; d++) {
-    f32x16 k[B];
-#pragma GCC unroll 4
-    for (int b = 0; b < B; b++) k[b] = load_half16(runs[b] + 16 * d);
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-      const f32x16 x = set16(q[r][d]);
-#pragma GCC unroll 4
-      for (int b = 0; b < B; b++) acc[r][b] = fma(x, k[b], acc[r][b]);
+inline void score_tile(const int16_t* q, const float* q_scale, const Run* runs, int head_dim, float* scores) {
+  for (int first = 0; first < head_dim; first += DOT_LENGTH) {
+    const int last = head_dim - first < DOT_LENGTH ? head_dim : first + DOT_LENGTH;
+    ipart acc[R][B * NUM_PARTS];
+    PAGODA_EACH_ROW(PAGODA_EACH_PART(acc[r][b] = iset(0)));
+    for (int d = first; d < last; d += 2) {
+      ipart k[B * NUM_PARTS];
+      PAGODA_EACH_PART(k[b] = load_ints(runs[b / NUM_PARTS].keys + 16 * d + b % NUM_PARTS * 2 * PART));
+      PAGODA_EACH_ROW(const ipart x = pair(q + r * head_dim + d); PAGODA_EACH_PART(acc[r][b] = dot2(acc[r][b], k[b], x)));
     }
+    PAGODA_EACH_PART(
+      const fpart scale = load(runs[b / NUM_PARTS].key_scales + b % NUM_PARTS * PART);
+      PAGODA_EACH_ROW(
+        float* s = scores + KEY_CHUNK * r + PART * b;
+        const fpart sum = mul(to_float(acc[r][b]), mul(scale, set(q_scale[r])));
+        store(s, first == 0 ? sum : add(load(s), sum))));
   }
-  for (int r = 0; r < R; r++)
-    for (int b = 0; b < B; b++) store(scores + KEY_CHUNK * r + 16 * b, acc[r][b]);
 }
 
-// out[r][16 c ..] += sum over t of weights[r][t] * values[t][16 c ..], for R queries and C runs of 16 columns.
-template <int R, int C, bool FULL>
-inline void value_tile(const float* weights, const uint16_t* values, size_t stride, int num_tokens, int columns, float* out, size_t out_stride) {
-  f32x16 acc[R][C];
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < C; c++) acc[r][c] = load16(out + static_cast<size_t>(r) * out_stride + 16 * c);
-  for (int t = 0; t < num_tokens; t++) {
-    f32x16 v[C];
-#pragma GCC unroll 4
-    for (int c = 0; c < C; c++) {
-      const uint16_t* p = values + static_cast<size_t>(t) * stride + 16 * c;
-      v[c] = FULL ? load_half16(p) : load_half_first(p, columns);
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-      const f32x16 w = set16(weights[KEY_CHUNK * r + t]);
-#pragma GCC unroll 4
-      for (int c = 0; c < C; c++) acc[r][c] = fma(w, v[c], acc[r][c]);
+// out[r][16 c ..] += sum over the tokens of `num_runs` runs of weights[r][t] * values[t][16 c ..], in integers,
+// for R queries and B runs of 16 columns, or one run of fewer columns.
+template <int R, int B, bool FULL>
+inline void value_tile(const int16_t* weights, const Run* runs, int num_runs, int column, int head_dim, bool first, float* out, size_t out_stride) {
+  ipart acc[R][B * NUM_PARTS];
+  PAGODA_EACH_ROW(PAGODA_EACH_PART(acc[r][b] = iset(0)));
+  for (int run = 0; run < num_runs; run++) {
+    const int16_t* values = runs[run].values + 2 * column;
+    for (int t = 0; t < 16; t += 2, values += 2 * head_dim) {
+      ipart v[B * NUM_PARTS];
+      PAGODA_EACH_PART(v[b] = FULL ? load_ints(values + 2 * PART * b) : load_ints_first(values + 2 * PART * b, head_dim - column - PART * b));
+      PAGODA_EACH_ROW(const ipart w = pair(weights + KEY_CHUNK * r + 16 * run + t); PAGODA_EACH_PART(acc[r][b] = dot2(acc[r][b], v[b], w)));
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < C; c++) store(out + static_cast<size_t>(r) * out_stride + 16 * c, acc[r][c]);
+  PAGODA_EACH_ROW(PAGODA_EACH_PART(
+    float* o = out + static_cast<size_t>(r) * out_stride + PART * b;
+    store(o, first ? to_float(acc[r][b]) : add(load(o), to_float(acc[r][b])))));
 }
+
+#undef PAGODA_EACH
+#undef PAGODA_EACH_ROW
+#undef PAGODA_EACH_PART
 
 #if defined(PAGODA_ISA_AVX512)
 constexpr int MAX_QUERY_ROWS = 12;
@@ -85,152 +118,173 @@ constexpr int MAX_QUERY_ROWS = 6;
 constexpr int MAX_QUERY_ROWS = 2;
 #endif
 
-// Registers left by R queries go to more runs of keys or columns, so that FMA chains stay independent.
-constexpr int runs_for(int rows) { return rows == 1 ? 4 : rows <= MAX_QUERY_ROWS / 2 ? 2 : 1; }
+// Registers left by R queries go to more runs of keys or columns: sums stay independent, and what was broadcast
+// for a query is used more than once.
+constexpr int runs_for(int rows) {
+  return NUM_PARTS == 1 && MAX_QUERY_ROWS > 2 ? (rows == 1 ? 8 : rows <= 3 ? 4 : rows <= 6 ? 2 : 1) : rows == 1 ? 4 : rows <= MAX_QUERY_ROWS / 2 ? 2 : 1;
+}
 
 template <int R = MAX_QUERY_ROWS>
-inline void score_rows(int rows, const float* const* q, const uint16_t* const* runs, int num_runs, int head_dim, float* scores) {
-  if constexpr (R > 1) if (rows < R) return score_rows<R - 1>(rows, q, runs, num_runs, head_dim, scores);
+inline void score_rows(int rows, const int16_t* q, const float* q_scale, const Run* runs, int num_runs, int head_dim, float* scores) {
+  if constexpr (R > 1) if (rows < R) return score_rows<R - 1>(rows, q, q_scale, runs, num_runs, head_dim, scores);
   constexpr int B = runs_for(R);
   int b = 0;
-  for (; b + B <= num_runs; b += B) score_tile<R, B>(q, runs + b, head_dim, scores + 16 * b);
-  if constexpr (B > 1) for (; b < num_runs; b++) score_tile<R, 1>(q, runs + b, head_dim, scores + 16 * b);
+  for (; b + B <= num_runs; b += B) score_tile<R, B>(q, q_scale, runs + b, head_dim, scores + 16 * b);
+  if constexpr (B > 1) for (; b < num_runs; b++) score_tile<R, 1>(q, q_scale, runs + b, head_dim, scores + 16 * b);
 }
 
 template <int R = MAX_QUERY_ROWS>
-inline void value_rows(int rows, const float* weights, const uint16_t* values, int head_dim, int num_tokens, float* out, size_t out_stride) {
-  if constexpr (R > 1) if (rows < R) return value_rows<R - 1>(rows, weights, values, head_dim, num_tokens, out, out_stride);
+inline void value_rows(int rows, const int16_t* weights, const Run* runs, int num_runs, int head_dim, bool first, float* out, size_t out_stride) {
+  if constexpr (R > 1) if (rows < R) return value_rows<R - 1>(rows, weights, runs, num_runs, head_dim, first, out, out_stride);
   constexpr int C = runs_for(R);
-  const size_t stride = static_cast<size_t>(head_dim);
   int d = 0;
-  for (; d + 16 * C <= head_dim; d += 16 * C) value_tile<R, C, true>(weights, values + d, stride, num_tokens, 16, out + d, out_stride);
-  if constexpr (C > 1) for (; d + 16 <= head_dim; d += 16) value_tile<R, 1, true>(weights, values + d, stride, num_tokens, 16, out + d, out_stride);
-  if (d < head_dim) value_tile<R, 1, false>(weights, values + d, stride, num_tokens, head_dim - d, out + d, out_stride);
+  for (; d + 16 * C <= head_dim; d += 16 * C) value_tile<R, C, true>(weights, runs, num_runs, d, head_dim, first, out + d, out_stride);
+  if constexpr (C > 1) for (; d + 16 <= head_dim; d += 16) value_tile<R, 1, true>(weights, runs, num_runs, d, head_dim, first, out + d, out_stride);
+  if (d < head_dim) value_tile<R, 1, false>(weights, runs, num_runs, d, head_dim, first, out + d, out_stride);
 }
 
-PAGODA_INLINE float exp_scalar(float x) {
-  alignas(64) float lanes[PART];
-  store(lanes, exp(set(x)));
-  return lanes[0];
-}
-
-// Softmax of one row of a chunk over keys [low, high), relative to the chunk. Scores outside become weight 0.
-inline void chunk_softmax(float* scores, int first, int last, int low, int high, float scale, float cap, float* maximum, float* total) {
+// Softmax of one row of a chunk over keys [low, high) of [first, last), relative to the chunk; other keys get
+// weight 0. `weights` are the probabilities times the scales of their values, in units of the result.
+inline float chunk_softmax(float* scores, const Run* runs, int first, int last, int low, int high, float cap, int16_t* weights, float* maximum,
+                           float* total) {
   f32x16 largest = set16(-1e30f);
   for (int i = low / 16 * 16; i < high; i += 16) {
-    f32x16 s = mul(load16(scores + i), set16(scale));
+    f32x16 s = load16(scores + i);
     if (cap > 0.0f) s = softcap(s, cap);
     s = keep_range(s, i, low, high, -1e38f);
     store(scores + i, s);
     largest = max(largest, s);
   }
   *maximum = reduce_max(largest);
-  f32x16 sum = set16(0.0f);
-  for (int i = first; i < last; i += 16) {
-    if (i + 16 <= low || i >= high) {
-      store(scores + i, set16(0.0f));
-      continue;
-    }
-    const f32x16 w = exp(sub(load16(scores + i), set16(*maximum)));
+  f32x16 sum = set16(0.0f), most = set16(0.0f);
+  for (int i = low / 16 * 16; i < high; i += 16) {
+    const f32x16 p = exp(sub(load16(scores + i), set16(*maximum)));
+    const f32x16 w = mul(p, keep_range(load16(runs[(i - first) / 16].value_scales), i, low, high, 0.0f));
     store(scores + i, w);
-    sum = add(sum, w);
+    sum = add(sum, p);
+    most = max(most, w);
   }
   *total = reduce_add(sum);
+  const float top = reduce_max(most);
+  const f32x16 inverse = set16(top > 1e-30f ? MAX_INT / top : 0.0f);
+  for (int i = first; i < last; i += 16) {
+    if (i + 16 <= low || i >= high) std::memset(weights + i, 0, 32);
+    else store_i16(weights + i, to_int(mul(load16(scores + i), inverse)));
+  }
+  return top > 1e-30f ? top / MAX_INT : 0.0f;
 }
 
-// (m, l, o) of keys so far joined with those of the next chunk; both sides relative to their own maximum.
-inline void merge_chunk(float* m, float* l, float* o, float next_m, float next_l, const float* next_o, int width) {
-  const float joined = *m > next_m ? *m : next_m;
-  const float keep = exp_scalar(*m - joined), take = exp_scalar(next_m - joined);
-  *l = *l * keep + next_l * take;
-  *m = joined;
-  for (int i = 0; i < width; i += 16) store(o + i, fma(load16(next_o + i), set16(take), mul(load16(o + i), set16(keep))));
+constexpr float NOTHING_SEEN = -1e38f;  // maximum over no keys
+
+// The factors that put the softmax of keys so far and that of the next chunk over one maximum, for 16 rows.
+// m and l, of the keys so far, become those of both.
+PAGODA_INLINE void join_softmax(float* m, float* l, const float* next_m, const float* next_l, float* keep, float* take) {
+  const f32x16 a = load16(m), b = load16(next_m), joined = max(a, b);
+  const f32x16 k = exp(sub(a, joined)), t = exp(sub(b, joined));
+  store(m, joined);
+  store(l, fma(load16(l), k, mul(load16(next_l), t)));
+  store(keep, k);
+  store(take, t);
+}
+
+// o = o * keep + next * take
+PAGODA_INLINE void join_result(float* o, const float* next, float keep, float take, int width) {
+  for (int i = 0; i < width; i += 16) store(o + i, fma(load16(next + i), set16(take), mul(load16(o + i), set16(keep))));
+}
+
+// to = o / total
+PAGODA_INLINE void store_attention(const float* o, float total, int head_dim, float* to) {
+  const f32x16 inverse = set16(1.0f / total);
+  for (int i = 0; i < head_dim; i += 16) {
+    if (head_dim - i >= 16) store(to + i, mul(load16(o + i), inverse));
+    else store_first(to + i, mul(load16(o + i), inverse), head_dim - i);
+  }
 }
 
 // Chunks [chunk0, chunk1) of the keys of one sequence, for `num_tokens` queries of one KV head.
-// With `partial` null the result goes to `out`; else each chunk's (m, l, o) goes to partial[chunk - chunk0].
+// With `partial` null the result goes to `out`; else of each chunk and row (m, l, unit, .., o) goes to `partial`,
+// whose result is unit * o.
 inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* block_table, const float* q, size_t q_stride,
                    int first_position, int num_tokens, int kv_head, int chunk0, int chunk1, AttentionScratch& scratch,
                    float* out, size_t out_stride, float* partial) {
   const int group = s.num_heads / s.num_kv_heads, rows = num_tokens * group, d = s.head_dim, width = round_up(d, 16);
-  const float* queries[MAX_ATTENTION_ROWS];
   for (int r = 0; r < rows; r++)
-    queries[r] = q + static_cast<size_t>(r / group) * q_stride + static_cast<size_t>((kv_head * group + r % group) * d);
+    scratch.query_scale[r] = s.scale * to_fixed_point(q + static_cast<size_t>(r / group) * q_stride + static_cast<size_t>((kv_head * group + r % group) * d),
+                                                      d, scratch.queries + r * d);
   const int last_position = first_position + num_tokens - 1;
   const auto window_start = [&](int position) { return s.window > 0 && position >= s.window ? position - s.window + 1 : 0; };
-  bool started[MAX_ATTENTION_ROWS] = {};
+  const auto run_at = [&](int position) {
+    const int offset = position % s.block_size;
+    const int16_t* head = kv.base + static_cast<size_t>(block_table[position / s.block_size]) * kv.block_stride + s.head_size() * static_cast<size_t>(kv_head);
+    const auto* scales = reinterpret_cast<const float*>(head + 2 * s.head_values());
+    const size_t values = static_cast<size_t>(offset) * static_cast<size_t>(d);
+    return Run{head + values, head + s.head_values() + values, scales + offset, scales + s.block_size + offset};
+  };
+  for (int r = 0; r < MAX_ATTENTION_ROWS; r++) {
+    scratch.maximum[r] = NOTHING_SEEN;
+    scratch.total[r] = 0.0f;
+  }
+  std::memset(scratch.out, 0, static_cast<size_t>(rows * width) * 4);
 
   for (int chunk = chunk0; chunk < chunk1; chunk++) {
     const int key0 = chunk * KEY_CHUNK;
     int low = window_start(first_position) - key0, high = last_position + 1 - key0;
     low = low < 0 ? 0 : low / 16 * 16;
     high = high > KEY_CHUNK ? KEY_CHUNK : high;
-    const uint16_t* keys[KEY_CHUNK / 16];
-    const uint16_t* values[KEY_CHUNK / 16];
+    Run runs[KEY_CHUNK / 16];
     int num_runs = 0;
-    for (int i = low; i < high; i += 16, num_runs++) {
-      const int position = key0 + i, offset = position % s.block_size;
-      const uint16_t* block = kv.base + static_cast<size_t>(block_table[position / s.block_size]) * kv.block_stride;
-      keys[num_runs] = block + s.head_values() * static_cast<size_t>(2 * kv_head) + static_cast<size_t>(offset) * d;
-      values[num_runs] = keys[num_runs] + s.head_values();
-    }
+    for (int i = low; i < high; i += 16) runs[num_runs++] = run_at(key0 + i);
     // Few queries wait for memory: ask for the values while keys are scored, and for the next keys after that.
     const bool prefetches = rows <= MAX_QUERY_ROWS;
     const size_t run_bytes = size_t{32} * static_cast<size_t>(d);
-    for (int b = 0; b < num_runs && prefetches; b++) prefetch(values[b], run_bytes);
+    for (int b = 0; b < num_runs && prefetches; b++) prefetch(runs[b].values, run_bytes);
     for (int r = 0; r < rows; r += MAX_QUERY_ROWS)
-      score_rows<>(rows - r < MAX_QUERY_ROWS ? rows - r : MAX_QUERY_ROWS, queries + r, keys, num_runs, d, scratch.scores + KEY_CHUNK * r + low);
-    float chunk_m[MAX_ATTENTION_ROWS], chunk_l[MAX_ATTENTION_ROWS];
-    bool seen[MAX_ATTENTION_ROWS];
+      score_rows<>(rows - r < MAX_QUERY_ROWS ? rows - r : MAX_QUERY_ROWS, scratch.queries + r * d, scratch.query_scale + r, runs, num_runs, d,
+                   scratch.scores + KEY_CHUNK * r + low);
+    alignas(64) float chunk_m[MAX_ATTENTION_ROWS], chunk_l[MAX_ATTENTION_ROWS], unit[MAX_ATTENTION_ROWS];
+    for (int r = 0; r < MAX_ATTENTION_ROWS; r++) {
+      chunk_m[r] = NOTHING_SEEN;
+      chunk_l[r] = unit[r] = 0.0f;
+    }
     for (int r = 0; r < rows; r++) {
       const int position = first_position + r / group;
       int from = window_start(position) - key0, to = position + 1 - key0;
       from = from < 0 ? 0 : from;
       to = to > KEY_CHUNK ? KEY_CHUNK : to;
-      seen[r] = from < to;
-      chunk_m[r] = chunk_l[r] = 0.0f;
-      if (seen[r]) chunk_softmax(scratch.scores + KEY_CHUNK * r, low, round_up(high, 16), from, to, s.scale, s.softcap, &chunk_m[r], &chunk_l[r]);
-      else for (int i = low; i < high; i += 16) store(scratch.scores + KEY_CHUNK * r + i, set16(0.0f));
+      int16_t* weights = scratch.weights + KEY_CHUNK * r;
+      if (from < to)
+        unit[r] = chunk_softmax(scratch.scores + KEY_CHUNK * r, runs, low, round_up(high, 16), from, to, s.softcap, weights, &chunk_m[r], &chunk_l[r]);
+      else
+        std::memset(weights, 0, 2 * KEY_CHUNK);
     }
     for (int position = key0 + KEY_CHUNK; prefetches && chunk + 1 < chunk1 && position <= last_position && position < key0 + 2 * KEY_CHUNK; position += 16)
-      prefetch(kv.base + static_cast<size_t>(block_table[position / s.block_size]) * kv.block_stride +
-                   s.head_values() * static_cast<size_t>(2 * kv_head) + static_cast<size_t>(position % s.block_size) * d,
-               run_bytes);
-    std::memset(scratch.chunk_out, 0, static_cast<size_t>(rows * width) * 4);
-    for (int r = 0; r < rows; r += MAX_QUERY_ROWS) {
-      const int n = rows - r < MAX_QUERY_ROWS ? rows - r : MAX_QUERY_ROWS;
-      for (int i = low, b = 0; i < high; i += 16, b++)
-        value_rows<>(n, scratch.scores + KEY_CHUNK * r + i, values[b], d, high - i < 16 ? high - i : 16,
-                     scratch.chunk_out + static_cast<size_t>(r * width), static_cast<size_t>(width));
+      prefetch(run_at(position).keys, run_bytes);
+    // Integer sums end at absolute multiples of DOT_LENGTH, so that they do not depend on where a window begins.
+    bool first = true;
+    for (int segment = 0; segment < KEY_CHUNK; segment += DOT_LENGTH) {
+      const int begin = segment < low ? low : segment, end = segment + DOT_LENGTH < high ? segment + DOT_LENGTH : high;
+      if (begin >= end) continue;
+      const int num = (end - begin + 15) / 16;
+      for (int r = 0; r < rows; r += MAX_QUERY_ROWS)
+        value_rows<>(rows - r < MAX_QUERY_ROWS ? rows - r : MAX_QUERY_ROWS, scratch.weights + KEY_CHUNK * r + begin, runs + (begin - low) / 16, num, d,
+                     first, scratch.chunk_out + static_cast<size_t>(r * width), static_cast<size_t>(width));
+      first = false;
     }
-    for (int r = 0; r < rows; r++) {
-      const float* chunk_out = scratch.chunk_out + static_cast<size_t>(r * width);
-      float* o = scratch.out + static_cast<size_t>(r * width);
-      if (partial) {
-        float* p = partial + (static_cast<size_t>(chunk - chunk0) * static_cast<size_t>(rows) + static_cast<size_t>(r)) * static_cast<size_t>(width + 16);
-        p[0] = chunk_m[r];
-        p[1] = chunk_l[r];
-        std::memcpy(p + 16, chunk_out, static_cast<size_t>(width) * 4);
-      } else if (seen[r] && !started[r]) {
-        started[r] = true;
-        scratch.maximum[r] = chunk_m[r];
-        scratch.total[r] = chunk_l[r];
-        std::memcpy(o, chunk_out, static_cast<size_t>(width) * 4);
-      } else if (seen[r]) {
-        merge_chunk(&scratch.maximum[r], &scratch.total[r], o, chunk_m[r], chunk_l[r], chunk_out, width);
+    if (partial) {
+      for (int r = 0; r < rows; r++, partial += width + 16) {
+        partial[0] = chunk_m[r];
+        partial[1] = chunk_l[r];
+        partial[2] = unit[r];
+        std::memcpy(partial + 16, scratch.chunk_out + static_cast<size_t>(r * width), static_cast<size_t>(width) * 4);
       }
+      continue;
     }
+    alignas(64) float keep[MAX_ATTENTION_ROWS], take[MAX_ATTENTION_ROWS];
+    for (int r = 0; r < rows; r += 16) join_softmax(scratch.maximum + r, scratch.total + r, chunk_m + r, chunk_l + r, keep + r, take + r);
+    for (int r = 0; r < rows; r++) join_result(scratch.out + r * width, scratch.chunk_out + r * width, keep[r], take[r] * unit[r], width);
   }
-  if (partial) return;
-  for (int r = 0; r < rows; r++) {
-    const float* o = scratch.out + static_cast<size_t>(r * width);
-    float* to = out + static_cast<size_t>(r / group) * out_stride + static_cast<size_t>((kv_head * group + r % group) * d);
-    const f32x16 inverse = set16(1.0f / scratch.total[r]);
-    for (int i = 0; i < d; i += 16) {
-      if (d - i >= 16) store(to + i, mul(load16(o + i), inverse));
-      else store_first(to + i, mul(load16(o + i), inverse), d - i);
-    }
-  }
+  for (int r = 0; r < rows && !partial; r++)
+    store_attention(scratch.out + r * width, scratch.total[r], d, out + static_cast<size_t>(r / group) * out_stride + static_cast<size_t>((kv_head * group + r % group) * d));
 }
 
 // Joins the chunks of one query token that `attend` left in `partial`: [chunk][group row][16 + width].
@@ -239,19 +293,17 @@ inline void merge_partial(const AttentionShape& s, const float* partial, int num
   const size_t row = static_cast<size_t>(width + 16), chunk_stride = row * static_cast<size_t>(group);
   alignas(64) float o[MAX_HEAD_DIM];
   for (int r = 0; r < group; r++) {
-    const float* p = partial + row * static_cast<size_t>(r);
-    float m = p[0], l = p[1];
-    std::memcpy(o, p + 16, static_cast<size_t>(width) * 4);
-    for (int c = 1; c < num_chunks; c++) {
-      const float* next = p + chunk_stride * static_cast<size_t>(c);
-      merge_chunk(&m, &l, o, next[0], next[1], next + 16, width);
+    alignas(64) float m[16], l[16], next_m[16], next_l[16], keep[16], take[16];
+    for (int i = 0; i < 16; i++) m[i] = next_m[i] = NOTHING_SEEN, l[i] = next_l[i] = 0.0f;
+    std::memset(o, 0, sizeof o);
+    for (int c = 0; c < num_chunks; c++) {
+      const float* next = partial + row * static_cast<size_t>(r) + chunk_stride * static_cast<size_t>(c);
+      next_m[0] = next[0];
+      next_l[0] = next[1];
+      join_softmax(m, l, next_m, next_l, keep, take);
+      join_result(o, next + 16, keep[0], take[0] * next[2], width);
     }
-    float* to = out + static_cast<size_t>((kv_head * group + r) * d);
-    const f32x16 inverse = set16(1.0f / l);
-    for (int i = 0; i < d; i += 16) {
-      if (d - i >= 16) store(to + i, mul(load16(o + i), inverse));
-      else store_first(to + i, mul(load16(o + i), inverse), d - i);
-    }
+    store_attention(o, l[0], d, out + static_cast<size_t>((kv_head * group + r) * d));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "half.h"
 
@@ -81,6 +82,11 @@ PAGODA_INLINE ipart iand(ipart a, int32_t mask) { return _mm512_and_si512(a, _mm
 PAGODA_INLINE ipart shift_down(ipart a, int bits) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(bits)); }
 PAGODA_INLINE ipart shift_up(ipart a, int bits) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits)); }
 PAGODA_INLINE ipart sign_of_top_byte(ipart a) { return _mm512_srai_epi32(a, 24); }
+PAGODA_INLINE void store_i16(int16_t* p, ipart v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(v));
+}
+// Each int32 lane of `sum` gains the dot product of two pairs of int16.
+PAGODA_INLINE ipart dot2(ipart sum, ipart a, ipart b) { return _mm512_dpwssd_epi32(sum, a, b); }
 // 2^n for integers n in [-126, 127], by building the exponent.
 PAGODA_INLINE fpart exp2_int(ipart n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
@@ -171,6 +177,14 @@ PAGODA_INLINE ipart iand(ipart a, int32_t mask) { return _mm256_and_si256(a, _mm
 PAGODA_INLINE ipart shift_down(ipart a, int bits) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(bits)); }
 PAGODA_INLINE ipart shift_up(ipart a, int bits) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(bits)); }
 PAGODA_INLINE ipart sign_of_top_byte(ipart a) { return _mm256_srai_epi32(a, 24); }
+PAGODA_INLINE void store_i16(int16_t* p, ipart v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
+}
+#if defined(PAGODA_ISA_AVX2_VNNI)
+PAGODA_INLINE ipart dot2(ipart sum, ipart a, ipart b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
+#else
+PAGODA_INLINE ipart dot2(ipart sum, ipart a, ipart b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+#endif
 PAGODA_INLINE fpart exp2_int(ipart n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
@@ -266,6 +280,16 @@ PAGODA_INLINE ipart iand(ipart a, int32_t mask) { PAGODA_LANES a.x[i] &= mask; r
 PAGODA_INLINE ipart shift_down(ipart a, int bits) { PAGODA_LANES a.x[i] = static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) >> bits); return a; }
 PAGODA_INLINE ipart shift_up(ipart a, int bits) { PAGODA_LANES a.x[i] = static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) << bits); return a; }
 PAGODA_INLINE ipart sign_of_top_byte(ipart a) { PAGODA_LANES a.x[i] >>= 24; return a; }
+PAGODA_INLINE void store_i16(int16_t* p, ipart v) { PAGODA_LANES p[i] = static_cast<int16_t>(v.x[i]); }
+PAGODA_INLINE ipart dot2(ipart sum, ipart a, ipart b) {
+  PAGODA_LANES {
+    int16_t x[2], y[2];
+    std::memcpy(x, &a.x[i], 4);
+    std::memcpy(y, &b.x[i], 4);
+    sum.x[i] += x[0] * y[0] + x[1] * y[1];
+  }
+  return sum;
+}
 PAGODA_INLINE fpart exp2_int(ipart n) {
   fpart r;
   PAGODA_LANES { const uint32_t bits = static_cast<uint32_t>(n.x[i] + 127) << 23; std::memcpy(&r.x[i], &bits, 4); }
@@ -360,7 +384,26 @@ PAGODA_INLINE f32x16 keep_range(f32x16 x, int first_index, int low, int high, fl
   PAGODA_PARTS x.part[i] = keep_range(x.part[i], first_index + PART * i, low, high, fill);
   return x;
 }
+
+struct i32x16 {
+  ipart part[NUM_PARTS];
+};
+PAGODA_INLINE i32x16 to_int(f32x16 a) { i32x16 r; PAGODA_PARTS r.part[i] = to_int(a.part[i]); return r; }
+PAGODA_INLINE void store_i16(int16_t* p, i32x16 v) { PAGODA_PARTS store_i16(p + PART * i, v.part[i]); }
 #undef PAGODA_PARTS
+
+// f(0), f(1) ... f(N - 1) with constants.
+template <class F, int... I>
+PAGODA_INLINE void repeat(F f, std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
+template <int N, class F>
+PAGODA_INLINE void repeat(F f) { repeat(f, std::make_integer_sequence<int, N>{}); }
+
+// The same two int16 in every lane.
+PAGODA_INLINE ipart pair(const int16_t* p) {
+  int32_t both;
+  std::memcpy(&both, p, 4);
+  return iset(both);
+}
 
 // Lane sums by halving: lane i takes lane i + 8, then + 4, + 2, + 1. Maxima in the same order.
 #if defined(__AVX2__)
@@ -436,10 +479,11 @@ PAGODA_INLINE f32x16 load_first(const float* p, int n) {
   for (int i = 0; i < n; i++) x[i] = p[i];
   return load16(x);
 }
-PAGODA_INLINE f32x16 load_half_first(const uint16_t* p, int n) {
-  alignas(64) uint16_t x[16] = {};
-  for (int i = 0; i < n; i++) x[i] = p[i];
-  return load_half16(x);
+// The first n pairs, the other lanes 0.
+PAGODA_INLINE ipart load_ints_first(const int16_t* p, int n) {
+  alignas(64) int16_t x[2 * PART] = {};
+  for (int i = 0; i < 2 * n && i < 2 * PART; i++) x[i] = p[i];
+  return load_ints(x);
 }
 PAGODA_INLINE void store_first(float* p, f32x16 v, int n) {
   alignas(64) float x[16];
