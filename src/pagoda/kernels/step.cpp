@@ -13,9 +13,9 @@ namespace {
 size_t at(int i) { return static_cast<size_t>(i); }
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-constexpr int TASKS_PER_THREAD = 6;    // enough to even out threads, few enough to keep the counter cool
-constexpr int LINEAR_ROWS = 256;       // rows of activations a task keeps in the second-level cache
-constexpr int LINEAR_PANELS = 8;
+constexpr int TASKS_PER_THREAD = 6;  // enough to even out threads, few enough to keep the counters cool
+constexpr int ROW_BLOCK = 64;        // rows of activations that stay with one thread from stage to stage
+constexpr int LINEAR_PANELS = 8;     // panels whose weights stay in the second-level cache for all blocks of rows
 
 }  // namespace
 
@@ -152,7 +152,7 @@ KVLayer Model::kv_layer(const LayerSpec& layer) const {
 }
 
 void Model::ensure_capacity(int num_rows, int num_logits_rows) {
-  if (!next_task_) next_task_ = std::make_unique<std::atomic<int>[]>(stages_.size() + 1);
+  if (!counters_) counters_ = std::make_unique<Counter[]>((stages_.size() + 1) * at(pool_.num_threads()));
   const int rows = std::max(num_rows, 1), logits = std::max(num_logits_rows, 1);
   const bool grow = rows > capacity_, grow_logits = logits > logits_capacity_;
   if (grow) capacity_ = rows;
@@ -185,6 +185,15 @@ void Model::ensure_capacity(int num_rows, int num_logits_rows) {
   }
 }
 
+namespace {
+
+// Rows enough for every thread are shared out in blocks; fewer are worked on by all threads together.
+int rows_per_block(int num_rows, int num_threads) {
+  return num_rows >= ROW_BLOCK * num_threads ? ROW_BLOCK : std::max(1, ceil_div(num_rows, num_threads));
+}
+
+}  // namespace
+
 // A query tile holds as many tokens as fit MAX_ATTENTION_ROWS. A single query with a long context is split over
 // key chunks when there are too few tasks to keep the threads busy.
 void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const AttentionShape& shape) {
@@ -198,7 +207,9 @@ void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const At
     chunks_in_all += static_cast<long>(ceil_div(tokens, tile)) * (last / KEY_CHUNK - first_chunk(last) + 1) * shape.num_kv_heads;
   }
   const int chunks_per_task = static_cast<int>(std::max(1L, chunks_in_all / (pool_.num_threads() * TASKS_PER_THREAD)));
-  plan.tasks.clear();
+  plan.tasks.assign(at(pool_.num_threads()), {});
+  const int row_block = rows_per_block(batch.num_tokens, pool_.num_threads());
+  size_t turn = 0;  // of threads, where a token's tasks are split
   plan.partial_of_token.assign(at(batch.num_tokens), -1);
   plan.chunks_of_token.assign(at(batch.num_tokens), 0);
   plan.partial_size = 0;
@@ -210,15 +221,16 @@ void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const At
       const int chunk0 = first_chunk(first), chunk1 = (first + n - 1) / KEY_CHUNK + 1;
       const bool split = pool_.num_threads() > 1 && end - begin == 1 && chunk1 - chunk0 > chunks_per_task;
       if (!split) {
-        for (int h = 0; h < shape.num_kv_heads; h++) plan.tasks.push_back({r, token, n, h, chunk0, chunk1, -1});
+        auto& tasks = plan.tasks[at(token / row_block % pool_.num_threads())];
+        for (int h = 0; h < shape.num_kv_heads; h++) tasks.push_back({r, token, n, h, chunk0, chunk1, -1});
         continue;
       }
       plan.partial_of_token[at(token)] = static_cast<ptrdiff_t>(plan.partial_size);
       plan.chunks_of_token[at(token)] = chunk1 - chunk0;
       for (int h = 0; h < shape.num_kv_heads; h++) {
         for (int c = chunk0; c < chunk1; c += chunks_per_task)
-          plan.tasks.push_back({r, token, 1, h, c, std::min(c + chunks_per_task, chunk1),
-                                static_cast<ptrdiff_t>(plan.partial_size + row_size * at(c - chunk0))});
+          plan.tasks[turn++ % plan.tasks.size()].push_back(
+              {r, token, 1, h, c, std::min(c + chunks_per_task, chunk1), static_cast<ptrdiff_t>(plan.partial_size + row_size * at(c - chunk0))});
         plan.partial_size += row_size * at(chunk1 - chunk0);
       }
     }
@@ -227,20 +239,24 @@ void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const At
 }
 
 void Model::plan_stage(Stage& stage, const BatchView& batch) {
-  const int rows = stage.on_logits_rows ? batch.num_logits_rows : batch.num_tokens, threads = pool_.num_threads();
-  if (rows == 0) {
-    stage.num_tasks = 0;
-  } else if (stage.kind == Stage::Row) {
-    stage.rows_per_task = std::max(1, std::min(16, ceil_div(rows, threads)));
-    stage.num_tasks = ceil_div(rows, stage.rows_per_task);
-  } else if (stage.kind == Stage::Linear) {
-    const int row_tiles = ceil_div(rows, LINEAR_ROWS);
-    const int even = ceil_div(stage.num_panels * row_tiles, threads * TASKS_PER_THREAD);
-    stage.panels_per_task = std::max(1, row_tiles > 1 ? std::min(even, LINEAR_PANELS) : even);
-    stage.num_tasks = row_tiles * ceil_div(stage.num_panels, stage.panels_per_task);
-  } else {
-    stage.num_tasks = static_cast<int>(plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks.size());
-  }
+  const int threads = pool_.num_threads();
+  stage.num_rows = stage.on_logits_rows ? batch.num_logits_rows : batch.num_tokens;
+  stage.rows_per_block = rows_per_block(stage.num_rows, threads);
+  stage.rows_per_task = std::min(16, stage.rows_per_block);
+  if (stage.kind != Stage::Linear) return;
+  const bool by_rows = stage.rows_per_block == ROW_BLOCK && stage.num_rows > ROW_BLOCK;
+  if (!by_rows) stage.rows_per_block = std::max(1, stage.num_rows);
+  stage.panels_per_task = by_rows ? LINEAR_PANELS : std::max(1, ceil_div(stage.num_panels, threads * TASKS_PER_THREAD));
+}
+
+int Model::num_tasks(const Stage& stage, int owner) const {
+  const int threads = pool_.num_threads(), num_blocks = ceil_div(stage.num_rows, stage.rows_per_block);
+  const int own_blocks = (num_blocks - owner + threads - 1) / threads;
+  if (stage.num_rows == 0) return 0;
+  if (stage.kind == Stage::Attention) return static_cast<int>(plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(owner)].size());
+  if (stage.kind == Stage::Row) return own_blocks * ceil_div(stage.rows_per_block, stage.rows_per_task);
+  const int runs = ceil_div(stage.num_panels, stage.panels_per_task);
+  return num_blocks > 1 ? own_blocks * runs : runs * (owner + 1) / threads - runs * owner / threads;
 }
 
 const float* Model::forward(const BatchView& batch) {
@@ -255,7 +271,7 @@ const float* Model::forward(const BatchView& batch) {
     for (int t = 0; t < batch.num_tokens; t++) groups_[g].touched[at(batch.slot_mapping[g][t] / groups_[g].block_size)] = 1;
   for (size_t i = 0; i < stages_.size(); i++) {
     plan_stage(stages_[i], batch);
-    next_task_[i].store(0, std::memory_order_relaxed);
+    for (int t = 0; t < pool_.num_threads(); t++) counters_[i * at(pool_.num_threads()) + at(t)].next.store(0, std::memory_order_relaxed);
   }
   pool_.run([&](int thread) { run_stages(thread, batch); });
   profile_steps_ += profile_;
@@ -267,9 +283,12 @@ void Model::run_stages(int thread, const BatchView& batch) {
   for (size_t i = 0; i < stages_.size(); i++) {
     const Stage& stage = stages_[i];
     const auto start = profile_ && thread == 0 ? clock::now() : clock::time_point();
-    for (int task = next_task_[i].fetch_add(1, std::memory_order_relaxed); task < stage.num_tasks;
-         task = next_task_[i].fetch_add(1, std::memory_order_relaxed))
-      run_task(stage, task, thread, batch);
+    for (int i_owner = 0; i_owner < pool_.num_threads(); i_owner++) {
+      const int owner = (thread + i_owner) % pool_.num_threads(), count = num_tasks(stage, owner);
+      auto& next = counters_[i * at(pool_.num_threads()) + at(owner)].next;
+      for (int task; next.load(std::memory_order_relaxed) < count && (task = next.fetch_add(1, std::memory_order_relaxed)) < count;)
+        run_task(stage, owner, task, thread, batch);
+    }
     pool_.barrier();
     if (profile_ && thread == 0) {
       const int kind = stage.kind == Stage::Linear && stage.on_logits_rows ? 3 : static_cast<int>(stage.kind);
@@ -278,11 +297,17 @@ void Model::run_stages(int thread, const BatchView& batch) {
   }
 }
 
-void Model::run_task(const Stage& stage, int task, int thread, const BatchView& batch) {
-  if (stage.kind == Stage::Linear) return run_linear(stage, task, batch);
-  if (stage.kind == Stage::Attention) return run_attention(stage, task, thread, batch);
-  const int rows = stage.on_logits_rows ? batch.num_logits_rows : batch.num_tokens;
-  const int begin = task * stage.rows_per_task, end = std::min(rows, begin + stage.rows_per_task);
+void Model::run_task(const Stage& stage, int owner, int task, int thread, const BatchView& batch) {
+  if (stage.kind == Stage::Linear) return run_linear(stage, owner, task);
+  if (stage.kind == Stage::Row) return run_rows(stage, owner, task, batch);
+  run_attention(stage, plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(owner)][at(task)], thread, batch);
+}
+
+void Model::run_rows(const Stage& stage, int owner, int task, const BatchView& batch) {
+  const int tasks_per_block = ceil_div(stage.rows_per_block, stage.rows_per_task);
+  const int block = owner + task / tasks_per_block * pool_.num_threads();
+  const int begin = block * stage.rows_per_block + task % tasks_per_block * stage.rows_per_task;
+  const int end = std::min({stage.num_rows, begin + stage.rows_per_task, (block + 1) * stage.rows_per_block});
   for (int row = begin; row < end; row++)
     for (const RowOp& op : stage.row_ops) run_row_op(op, row, batch);
 }
@@ -342,12 +367,14 @@ void Model::run_row_op(const RowOp& op, int row, const BatchView& batch) {
   }
 }
 
-void Model::run_linear(const Stage& stage, int task, const BatchView& batch) {
-  const int rows = stage.on_logits_rows ? batch.num_logits_rows : batch.num_tokens;
-  const int panel_tasks = ceil_div(stage.num_panels, stage.panels_per_task);
-  const int row0 = task / panel_tasks * LINEAR_ROWS, row1 = std::min(rows, row0 + LINEAR_ROWS);
-  int first = task % panel_tasks * stage.panels_per_task;
-  const int last = std::min(stage.num_panels, first + stage.panels_per_task);
+void Model::run_linear(const Stage& stage, int owner, int task) {
+  const int threads = pool_.num_threads(), num_blocks = ceil_div(stage.num_rows, stage.rows_per_block);
+  const int runs = ceil_div(stage.num_panels, stage.panels_per_task), own_blocks = (num_blocks - owner + threads - 1) / threads;
+  // One run of panels after another, each for all blocks of rows: its weights are read once.
+  const int block = num_blocks > 1 ? owner + task % own_blocks * threads : 0;
+  const int run = num_blocks > 1 ? task / own_blocks : runs * owner / threads + task;
+  const int row0 = block * stage.rows_per_block, row1 = std::min(stage.num_rows, row0 + stage.rows_per_block);
+  const int first = run * stage.panels_per_task, last = std::min(stage.num_panels, first + stage.panels_per_task);
   int offset = 0;
   for (const LinearOp& op : stage.linear_ops) {
     const PackedWeight& w = weights_[at(op.weight)];
@@ -366,9 +393,8 @@ void Model::run_linear(const Stage& stage, int task, const BatchView& batch) {
   }
 }
 
-void Model::run_attention(const Stage& stage, int task, int thread, const BatchView& batch) {
+void Model::run_attention(const Stage& stage, const AttentionTask& t, int thread, const BatchView& batch) {
   const LayerSpec& layer = layers_[at(stage.attention.layer)];
-  const AttentionTask& t = plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(task)];
   Buffer& q = buffers_[at(stage.attention.q)];
   Buffer& out = buffers_[at(stage.attention.out)];
   const size_t g = at(layer.group);

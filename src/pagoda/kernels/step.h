@@ -4,7 +4,9 @@
 //   linear stage     matrix products that do not depend on each other (q, k and v; gate and up)
 //   attention stage  one tile of queries of one KV head, or a few key chunks of one query, a task
 //
-// Stages are cut into tasks that threads take from a counter. Which thread runs a task never changes a result.
+// Stages are cut into tasks. Each task has an owner, so that a thread finds in its own caches what it wrote in the
+// stage before (rows of a prompt) or read in the step before (weights); a thread without tasks of its own takes
+// those of others. Which thread runs a task never changes a result.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -41,7 +43,10 @@ struct Stage {
   std::vector<RowOp> row_ops;
   std::vector<LinearOp> linear_ops;
   AttentionOp attention{};
-  int num_tasks = 0, rows_per_task = 1, panels_per_task = 1, num_panels = 0;
+  int num_panels = 0;
+  // How a step cuts the stage up: blocks of rows, each owned by one thread; and runs of panels, owned where
+  // there is only one block of rows.
+  int num_rows = 0, rows_per_block = 1, rows_per_task = 1, panels_per_task = 1;
 };
 
 struct LayerSpec {
@@ -133,7 +138,7 @@ class Model {
   // How one step's attention is cut up. Layers of the same span and shape share a plan.
   struct AttentionPlan {
     int group, window;
-    std::vector<AttentionTask> tasks;
+    std::vector<std::vector<AttentionTask>> tasks;  // of each thread
     std::vector<ptrdiff_t> partial_of_token;  // offset of the token's first partial result, or -1
     std::vector<int> chunks_of_token;
     size_t partial_size = 0;
@@ -143,10 +148,12 @@ class Model {
   void plan_attention(const BatchView& batch, AttentionPlan& plan, const AttentionShape& shape);
   void plan_stage(Stage& stage, const BatchView& batch);
   void run_stages(int thread, const BatchView& batch);
-  void run_task(const Stage& stage, int task, int thread, const BatchView& batch);
+  int num_tasks(const Stage& stage, int owner) const;
+  void run_task(const Stage& stage, int owner, int task, int thread, const BatchView& batch);
+  void run_rows(const Stage& stage, int owner, int task, const BatchView& batch);
   void run_row_op(const RowOp& op, int row, const BatchView& batch);
-  void run_linear(const Stage& stage, int task, const BatchView& batch);
-  void run_attention(const Stage& stage, int task, int thread, const BatchView& batch);
+  void run_linear(const Stage& stage, int owner, int task);
+  void run_attention(const Stage& stage, const AttentionTask& task, int thread, const BatchView& batch);
   KVLayer kv_layer(const LayerSpec& layer) const;
   AttentionPlan& plan_for(const LayerSpec& layer);
 
@@ -163,7 +170,10 @@ class Model {
   std::vector<int> plan_of_layer_;
   std::vector<AttentionPlan> plans_;
   std::vector<Stage> stages_;
-  std::unique_ptr<std::atomic<int>[]> next_task_;
+  struct alignas(64) Counter {
+    std::atomic<int> next{0};
+  };
+  std::unique_ptr<Counter[]> counters_;  // [stages, threads]
   std::vector<std::vector<float>> scratch_memory_;
   std::vector<AttentionScratch> scratch_;
   std::vector<std::unique_ptr<SampleScratch>> sample_scratch_;  // a thread; made by the first call
