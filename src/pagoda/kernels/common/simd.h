@@ -94,6 +94,7 @@ PAGODA_INLINE fpart exp2_int(ipart n) {
 PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), value);
 }
+PAGODA_INLINE uint32_t lanes_above(fpart x, float limit) { return _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GT_OQ); }
 // Lanes whose index (first_index + lane) lies outside [low, high) become `fill`.
 PAGODA_INLINE fpart keep_range(fpart x, int first_index, int low, int high, float fill) {
   const __m512i index = _mm512_add_epi32(
@@ -190,6 +191,9 @@ PAGODA_INLINE fpart exp2_int(ipart n) {
 }
 PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
   return _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_GE_OQ), value);
+}
+PAGODA_INLINE uint32_t lanes_above(fpart x, float limit) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GT_OQ)));
 }
 PAGODA_INLINE fpart keep_range(fpart x, int first_index, int low, int high, float fill) {
   const __m256i index = _mm256_add_epi32(_mm256_set1_epi32(first_index), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -299,6 +303,11 @@ PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
   PAGODA_LANES value.x[i] = x.x[i] >= limit.x[i] ? value.x[i] : 0.0f;
   return value;
 }
+PAGODA_INLINE uint32_t lanes_above(fpart x, float limit) {
+  uint32_t lanes = 0;
+  PAGODA_LANES lanes |= static_cast<uint32_t>(x.x[i] > limit) << i;
+  return lanes;
+}
 PAGODA_INLINE fpart keep_range(fpart x, int first_index, int low, int high, float fill) {
   PAGODA_LANES if (first_index + i < low || first_index + i >= high) x.x[i] = fill;
   return x;
@@ -380,6 +389,11 @@ PAGODA_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   PAGODA_PARTS c.part[i] = fma(a.part[i], b.part[i], c.part[i]);
   return c;
 }
+PAGODA_INLINE uint32_t lanes_above(f32x16 x, float limit) {
+  uint32_t lanes = 0;
+  PAGODA_PARTS lanes |= lanes_above(x.part[i], limit) << (PART * i);
+  return lanes;
+}
 PAGODA_INLINE f32x16 keep_range(f32x16 x, int first_index, int low, int high, float fill) {
   PAGODA_PARTS x.part[i] = keep_range(x.part[i], first_index + PART * i, low, high, fill);
   return x;
@@ -436,9 +450,15 @@ PAGODA_INLINE float reduce_max(f32x16 v) {
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
 }
-// Sums of 16 signed bytes and of the 16 after them.
-PAGODA_INLINE void sum_halves(const int8_t* q, int32_t* sums) {
-  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
+// 32 integers of a signed byte each as bytes, and the sums of the first and of the second 16.
+PAGODA_INLINE void store_group(int8_t* q, i32x16 low, i32x16 high, int32_t* sums) {
+#if defined(PAGODA_ISA_AVX512)
+  const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(high.part[0]), _mm512_cvtepi32_epi8(low.part[0]));
+#else
+  const __m256i words_low = _mm256_packs_epi32(low.part[0], low.part[1]), words_high = _mm256_packs_epi32(high.part[0], high.part[1]);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words_low, words_high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+#endif
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   const __m256i eights = _mm256_add_epi32(fours, _mm256_shuffle_epi32(fours, 0x4e));
   const __m256i all = _mm256_add_epi32(eights, _mm256_shuffle_epi32(eights, 0xb1));
@@ -460,10 +480,13 @@ PAGODA_INLINE float reduce_max(f32x16 v) {
     for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
   return x[0];
 }
-PAGODA_INLINE void sum_halves(const int8_t* q, int32_t* sums) {
-  for (int half = 0; half < 2; half++) {
-    sums[half] = 0;
-    for (int i = 0; i < 16; i++) sums[half] += q[16 * half + i];
+PAGODA_INLINE void store_group(int8_t* q, i32x16 low, i32x16 high, int32_t* sums) {
+  sums[0] = sums[1] = 0;
+  for (int i = 0; i < 16; i++) {
+    q[i] = static_cast<int8_t>(low.part[0].x[i]);
+    q[16 + i] = static_cast<int8_t>(high.part[0].x[i]);
+    sums[0] += q[i];
+    sums[1] += q[16 + i];
   }
 }
 #endif

@@ -19,20 +19,19 @@ PAGODA_INLINE float root_mean_square(const float* x, int n) {
   return sqrtf(reduce_add(add(sums[0], sums[1])) / static_cast<float>(n));
 }
 
-// Moves the outliers of a group from `x` [32] to the row's list.
-__attribute__((noinline)) inline void take_outliers(const float* x, int first_column, float limit, const QuantRows& row, f32x16* rest) {
-  alignas(64) float kept[GROUP];
-  int& n = *row.num_outliers;
-  for (int i = 0; i < GROUP; i++) {
-    kept[i] = x[i];
-    if (!(fabsf(x[i]) > limit) || n == QuantRows::max_outliers(row.cols)) continue;
-    row.outlier_cols[n] = first_column + i;
-    row.outlier_values[n] = x[i];
-    kept[i] = 0.0f;
-    n++;
+// Moves the outliers among 16 values to the row's list.
+PAGODA_INLINE void take_outliers(f32x16& x, int first_column, float limit, const QuantRows& row) {
+  int n = *row.num_outliers;
+  float values[16];
+  store(values, x);
+  for (uint32_t lanes = lanes_above(abs(x), limit); lanes != 0 && n < QuantRows::max_outliers(row.cols); lanes &= lanes - 1, n++) {
+    const int lane = __builtin_ctz(lanes);
+    row.outlier_cols[n] = first_column + lane;
+    row.outlier_values[n] = values[lane];
+    values[lane] = 0.0f;
   }
-  rest[0] = load16(kept);
-  rest[1] = load16(kept + 16);
+  *row.num_outliers = n;
+  x = load16(values);
 }
 
 inline void quantize_row(const float* x, const QuantRows& rows, int row) {
@@ -40,21 +39,18 @@ inline void quantize_row(const float* x, const QuantRows& rows, int row) {
   const float limit = OUTLIER_RATIO * root_mean_square(x, r.cols);
   *r.num_outliers = 0;
   for (int g = 0; g < r.cols / GROUP; g++) {
-    f32x16 values[2] = {load16(x + GROUP * g), load16(x + GROUP * g + 16)};
-    float largest = reduce_max(max(abs(values[0]), abs(values[1])));
+    f32x16 low = load16(x + GROUP * g), high = load16(x + GROUP * g + 16);
+    float largest = reduce_max(max(abs(low), abs(high)));
     if (__builtin_expect(largest > limit, 0)) {
-      take_outliers(x + GROUP * g, GROUP * g, limit, r, values);
-      largest = reduce_max(max(abs(values[0]), abs(values[1])));
+      take_outliers(low, GROUP * g, limit, r);
+      take_outliers(high, GROUP * g + 16, limit, r);
+      largest = reduce_max(max(abs(low), abs(high)));
     }
     const f32x16 inverse = set16(largest > 0.0f ? 127.0f / largest : 0.0f);
-    int8_t* q = r.q + GROUP * g;
-    for (int half = 0; half < 2; half++)
-      for (int part = 0; part < NUM_PARTS; part++)
-        store_i8(q + 16 * half + PART * part, to_int(mul(values[half].part[part], inverse.part[part])));
     r.scale[g] = largest / 127.0f;
-    sum_halves(q, r.sums + 2 * g);
-    r.scaled_sum[g] = r.scale[g] * static_cast<float>(r.sums[2 * g] + r.sums[2 * g + 1]);
+    store_group(r.q + GROUP * g, to_int(mul(low, inverse)), to_int(mul(high, inverse)), r.sums + 2 * g);
   }
+  for (int g = 0; g < r.cols / GROUP; g++) r.scaled_sum[g] = r.scale[g] * static_cast<float>(r.sums[2 * g] + r.sums[2 * g + 1]);
 }
 
 }  // namespace PAGODA_ISA
