@@ -12,10 +12,14 @@ namespace {
 
 size_t at(int i) { return static_cast<size_t>(i); }
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+constexpr const char* PROFILE_KINDS[] = {"row", "linear", "attention", "head", "wait"};
+constexpr int NUM_PROFILE_KINDS = 5;
+int profile_kind(const Stage& stage) { return stage.kind == Stage::Linear && stage.on_logits_rows ? 3 : static_cast<int>(stage.kind); }
 
 constexpr int TASKS_PER_THREAD = 6;  // enough to even out threads, few enough to keep the counters cool
-constexpr int ROW_BLOCK = 64;        // rows of activations that stay with one thread from stage to stage
-constexpr int LINEAR_PANELS = 8;     // panels whose weights stay in the second-level cache for all blocks of rows
+constexpr int MIN_BLOCK = 16, MAX_BLOCK = 64;  // rows: enough to use weights often, few enough for the second-level cache
 
 }  // namespace
 
@@ -187,9 +191,11 @@ void Model::ensure_capacity(int num_rows, int num_logits_rows) {
 
 namespace {
 
-// Rows enough for every thread are shared out in blocks; fewer are worked on by all threads together.
-int rows_per_block(int num_rows, int num_threads) {
-  return num_rows >= ROW_BLOCK * num_threads ? ROW_BLOCK : std::max(1, ceil_div(num_rows, num_threads));
+// Rows of blocks of about the same size, the same number of blocks for every thread; 0 if there are too few.
+int choose_rows_per_block(int num_rows, int num_threads) {
+  if (num_rows < MIN_BLOCK * num_threads) return 0;
+  const int num_blocks = num_threads * ceil_div(num_rows, num_threads * MAX_BLOCK);
+  return round_up(ceil_div(num_rows, num_blocks), 8);  // of tiles
 }
 
 }  // namespace
@@ -208,7 +214,7 @@ void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const At
   }
   const int chunks_per_task = static_cast<int>(std::max(1L, chunks_in_all / (pool_.num_threads() * TASKS_PER_THREAD)));
   plan.tasks.assign(at(pool_.num_threads()), {});
-  const int row_block = rows_per_block(batch.num_tokens, pool_.num_threads());
+  const int row_block = rows_per_block_ ? rows_per_block_ : std::max(1, ceil_div(batch.num_tokens, pool_.num_threads()));
   size_t turn = 0;  // of threads, where a token's tasks are split
   plan.partial_of_token.assign(at(batch.num_tokens), -1);
   plan.chunks_of_token.assign(at(batch.num_tokens), 0);
@@ -241,26 +247,23 @@ void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const At
 void Model::plan_stage(Stage& stage, const BatchView& batch) {
   const int threads = pool_.num_threads();
   stage.num_rows = stage.on_logits_rows ? batch.num_logits_rows : batch.num_tokens;
-  stage.rows_per_block = rows_per_block(stage.num_rows, threads);
-  stage.rows_per_task = std::min(16, stage.rows_per_block);
-  if (stage.kind != Stage::Linear) return;
-  const bool by_rows = stage.rows_per_block == ROW_BLOCK && stage.num_rows > ROW_BLOCK;
-  if (!by_rows) stage.rows_per_block = std::max(1, stage.num_rows);
-  stage.panels_per_task = by_rows ? LINEAR_PANELS : std::max(1, ceil_div(stage.num_panels, threads * TASKS_PER_THREAD));
+  stage.rows_per_task = std::max(1, std::min(16, ceil_div(stage.num_rows, threads)));
+  stage.panels_per_task = std::max(1, ceil_div(stage.num_panels, threads * TASKS_PER_THREAD));
 }
 
+// The `owner`'s part of `num_tasks` tasks in order: [first_task(.., owner), first_task(.., owner + 1)).
+static int first_task(int num_tasks, int owner, int threads) { return num_tasks * owner / threads; }
+
 int Model::num_tasks(const Stage& stage, int owner) const {
-  const int threads = pool_.num_threads(), num_blocks = ceil_div(stage.num_rows, stage.rows_per_block);
-  const int own_blocks = (num_blocks - owner + threads - 1) / threads;
   if (stage.num_rows == 0) return 0;
   if (stage.kind == Stage::Attention) return static_cast<int>(plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(owner)].size());
-  if (stage.kind == Stage::Row) return own_blocks * ceil_div(stage.rows_per_block, stage.rows_per_task);
-  const int runs = ceil_div(stage.num_panels, stage.panels_per_task);
-  return num_blocks > 1 ? own_blocks * runs : runs * (owner + 1) / threads - runs * owner / threads;
+  const int count = stage.kind == Stage::Row ? ceil_div(stage.num_rows, stage.rows_per_task) : ceil_div(stage.num_panels, stage.panels_per_task);
+  return first_task(count, owner + 1, pool_.num_threads()) - first_task(count, owner, pool_.num_threads());
 }
 
 const float* Model::forward(const BatchView& batch) {
   ensure_capacity(batch.num_tokens, batch.num_logits_rows);
+  rows_per_block_ = choose_rows_per_block(batch.num_tokens, pool_.num_threads());
   std::vector<bool> planned(plans_.size(), false);
   for (size_t i = 0; i < layers_.size(); i++) {
     const size_t plan = at(plan_of_layer_[i]);
@@ -278,36 +281,81 @@ const float* Model::forward(const BatchView& batch) {
   return buffers_[at(logits_buffer_)].data.data();
 }
 
+// Stages from `first` on that a thread may run for some rows without waiting for others.
+size_t Model::end_of_segment(size_t first) const {
+  size_t end = first;
+  while (rows_per_block_ && end < stages_.size() && stages_[end].kind != Stage::Attention && !stages_[end].on_logits_rows) end++;
+  return std::max(end, first + 1);
+}
+
+// Calls run(owner, i) for each i < num(owner), own ones first.
+template <class Run>
+void Model::share_out(size_t stage, int thread, const Run& run) {
+  const int threads = pool_.num_threads();
+  for (int turn = 0; turn < threads; turn++) {
+    const int owner = (thread + turn) % threads, count = run.num(owner);
+    auto& next = counters_[stage * at(threads) + at(owner)].next;
+    for (int i; next.load(std::memory_order_relaxed) < count && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) run.one(owner, i);
+  }
+}
+
+namespace {
+
+template <class Num, class One>
+struct Shares {
+  Num num;
+  One one;
+};
+template <class Num, class One>
+Shares(Num, One) -> Shares<Num, One>;
+
+}  // namespace
+
 void Model::run_stages(int thread, const BatchView& batch) {
-  using clock = std::chrono::steady_clock;
-  for (size_t i = 0; i < stages_.size(); i++) {
+  const int threads = pool_.num_threads();
+  for (size_t i = 0, end; i < stages_.size(); i = end) {
+    end = end_of_segment(i);
     const Stage& stage = stages_[i];
-    const auto start = profile_ && thread == 0 ? clock::now() : clock::time_point();
-    for (int i_owner = 0; i_owner < pool_.num_threads(); i_owner++) {
-      const int owner = (thread + i_owner) % pool_.num_threads(), count = num_tasks(stage, owner);
-      auto& next = counters_[i * at(pool_.num_threads()) + at(owner)].next;
-      for (int task; next.load(std::memory_order_relaxed) < count && (task = next.fetch_add(1, std::memory_order_relaxed)) < count;)
-        run_task(stage, owner, task, thread, batch);
+    const double start = profile_ && thread == 0 ? seconds() : 0.0;
+    if (rows_per_block_ && stage.kind != Stage::Attention && !stage.on_logits_rows) {
+      const int num_blocks = ceil_div(stage.num_rows, rows_per_block_);
+      share_out(i, thread, Shares{[&](int owner) { return (num_blocks - owner + threads - 1) / threads; },
+                                  [&](int owner, int block) { run_block(i, end, owner + block * threads, thread, batch); }});
+    } else {
+      share_out(i, thread, Shares{[&](int owner) { return num_tasks(stage, owner); },
+                                  [&](int owner, int task) { run_task(stage, owner, task, thread, batch); }});
+      if (profile_ && thread == 0) profile_s_[profile_kind(stage)] += seconds() - start;
     }
+    const double done = profile_ && thread == 0 ? seconds() : 0.0;
     pool_.barrier();
-    if (profile_ && thread == 0) {
-      const int kind = stage.kind == Stage::Linear && stage.on_logits_rows ? 3 : static_cast<int>(stage.kind);
-      profile_s_[kind] += std::chrono::duration<double>(clock::now() - start).count();
-    }
+    if (profile_ && thread == 0) profile_s_[NUM_PROFILE_KINDS - 1] += seconds() - done;
+  }
+}
+
+void Model::run_block(size_t first_stage, size_t last_stage, int block, int thread, const BatchView& batch) {
+  for (size_t i = first_stage; i < last_stage; i++) {
+    const Stage& stage = stages_[i];
+    const double start = profile_ && thread == 0 ? seconds() : 0.0;
+    const int begin = block * rows_per_block_, end = std::min(stage.num_rows, begin + rows_per_block_);
+    if (stage.kind == Stage::Row) run_rows(stage, begin, end, batch);
+    else run_linear(stage, begin, end, 0, stage.num_panels);
+    if (profile_ && thread == 0) profile_s_[profile_kind(stage)] += seconds() - start;
   }
 }
 
 void Model::run_task(const Stage& stage, int owner, int task, int thread, const BatchView& batch) {
-  if (stage.kind == Stage::Linear) return run_linear(stage, owner, task);
-  if (stage.kind == Stage::Row) return run_rows(stage, owner, task, batch);
-  run_attention(stage, plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(owner)][at(task)], thread, batch);
+  const int threads = pool_.num_threads();
+  if (stage.kind == Stage::Attention)
+    return run_attention(stage, plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(owner)][at(task)], thread, batch);
+  if (stage.kind == Stage::Row) {
+    const int begin = (first_task(ceil_div(stage.num_rows, stage.rows_per_task), owner, threads) + task) * stage.rows_per_task;
+    return run_rows(stage, begin, std::min(stage.num_rows, begin + stage.rows_per_task), batch);
+  }
+  const int first = (first_task(ceil_div(stage.num_panels, stage.panels_per_task), owner, threads) + task) * stage.panels_per_task;
+  run_linear(stage, 0, stage.num_rows, first, std::min(stage.num_panels, first + stage.panels_per_task));
 }
 
-void Model::run_rows(const Stage& stage, int owner, int task, const BatchView& batch) {
-  const int tasks_per_block = ceil_div(stage.rows_per_block, stage.rows_per_task);
-  const int block = owner + task / tasks_per_block * pool_.num_threads();
-  const int begin = block * stage.rows_per_block + task % tasks_per_block * stage.rows_per_task;
-  const int end = std::min({stage.num_rows, begin + stage.rows_per_task, (block + 1) * stage.rows_per_block});
+void Model::run_rows(const Stage& stage, int begin, int end, const BatchView& batch) {
   for (int row = begin; row < end; row++)
     for (const RowOp& op : stage.row_ops) run_row_op(op, row, batch);
 }
@@ -367,14 +415,7 @@ void Model::run_row_op(const RowOp& op, int row, const BatchView& batch) {
   }
 }
 
-void Model::run_linear(const Stage& stage, int owner, int task) {
-  const int threads = pool_.num_threads(), num_blocks = ceil_div(stage.num_rows, stage.rows_per_block);
-  const int runs = ceil_div(stage.num_panels, stage.panels_per_task), own_blocks = (num_blocks - owner + threads - 1) / threads;
-  // One run of panels after another, each for all blocks of rows: its weights are read once.
-  const int block = num_blocks > 1 ? owner + task % own_blocks * threads : 0;
-  const int run = num_blocks > 1 ? task / own_blocks : runs * owner / threads + task;
-  const int row0 = block * stage.rows_per_block, row1 = std::min(stage.num_rows, row0 + stage.rows_per_block);
-  const int first = run * stage.panels_per_task, last = std::min(stage.num_panels, first + stage.panels_per_task);
+void Model::run_linear(const Stage& stage, int row0, int row1, int first, int last) {
   int offset = 0;
   for (const LinearOp& op : stage.linear_ops) {
     const PackedWeight& w = weights_[at(op.weight)];
@@ -442,14 +483,13 @@ void Model::poison() {
 }
 
 std::pair<double, double> Model::measure_ceilings() {
-  using clock = std::chrono::steady_clock;
   constexpr size_t BYTES = size_t{256} << 20, PASSES = 4;  // far beyond any cache
   constexpr int ROUNDS = 5000000;
   const Mapping memory(BYTES, true);
   std::memset(memory.data(), 1, BYTES);
   std::atomic<uint64_t> sink{0};
   const size_t share = BYTES / at(pool_.num_threads());
-  auto start = clock::now();
+  double start = seconds();
   pool_.run([&](int thread) {
     const auto* words = reinterpret_cast<const uint64_t*>(memory.data() + share * at(thread));
     uint64_t sums[4] = {};
@@ -458,16 +498,16 @@ std::pair<double, double> Model::measure_ceilings() {
         for (size_t j = 0; j < 4; j++) sums[j] += words[i + j];
     sink += sums[0] + sums[1] + sums[2] + sums[3];
   });
-  const double read_s = std::chrono::duration<double>(clock::now() - start).count();
+  const double read_s = seconds() - start;
   double operations = 0.0;
-  start = clock::now();
+  start = seconds();
   pool_.run([&](int thread) {
     int32_t sum = 0;
     const double per_round = kernels_->dot_rounds(ROUNDS, &sum);
     if (thread == 0) operations = per_round;
     sink += static_cast<uint64_t>(sum);
   });
-  const double dot_s = std::chrono::duration<double>(clock::now() - start).count();
+  const double dot_s = seconds() - start;
   return {static_cast<double>(share * at(pool_.num_threads()) * PASSES) / read_s, operations * ROUNDS * pool_.num_threads() / dot_s};
 }
 
@@ -479,10 +519,10 @@ size_t Model::kv_bytes_resident() const {
 }
 
 std::vector<std::pair<std::string, double>> Model::take_profile() {
-  std::vector<std::pair<std::string, double>> result = {
-      {"row", profile_s_[0]}, {"linear", profile_s_[1]}, {"attention", profile_s_[2]}, {"head", profile_s_[3]},
-      {"steps", static_cast<double>(profile_steps_)}};
-  std::fill(profile_s_, profile_s_ + 4, 0.0);
+  std::vector<std::pair<std::string, double>> result;
+  for (int kind = 0; kind < NUM_PROFILE_KINDS; kind++) result.emplace_back(PROFILE_KINDS[kind], profile_s_[kind]);
+  result.emplace_back("steps", static_cast<double>(profile_steps_));
+  std::fill(profile_s_, profile_s_ + NUM_PROFILE_KINDS, 0.0);
   profile_steps_ = 0;
   return result;
 }

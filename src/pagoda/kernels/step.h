@@ -4,9 +4,11 @@
 //   linear stage     matrix products that do not depend on each other (q, k and v; gate and up)
 //   attention stage  one tile of queries of one KV head, or a few key chunks of one query, a task
 //
-// Stages are cut into tasks. Each task has an owner, so that a thread finds in its own caches what it wrote in the
-// stage before (rows of a prompt) or read in the step before (weights); a thread without tasks of its own takes
-// those of others. Which thread runs a task never changes a result.
+// Many rows are shared out in blocks: up to the next attention, whose queries see each other's keys, a thread
+// takes a block through all stages while its activations lie in the caches of its core. Few rows are worked on
+// together: each stage is cut into tasks. Both blocks and tasks have an owner, so that a thread reads the weights
+// and rows that it read and wrote before; a thread that has none left takes those of others. Which thread does
+// what never changes a result.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -44,9 +46,7 @@ struct Stage {
   std::vector<LinearOp> linear_ops;
   AttentionOp attention{};
   int num_panels = 0;
-  // How a step cuts the stage up: blocks of rows, each owned by one thread; and runs of panels, owned where
-  // there is only one block of rows.
-  int num_rows = 0, rows_per_block = 1, rows_per_task = 1, panels_per_task = 1;
+  int num_rows = 0, rows_per_task = 1, panels_per_task = 1;  // of the current step
 };
 
 struct LayerSpec {
@@ -149,10 +149,14 @@ class Model {
   void plan_stage(Stage& stage, const BatchView& batch);
   void run_stages(int thread, const BatchView& batch);
   int num_tasks(const Stage& stage, int owner) const;
+  size_t end_of_segment(size_t first_stage) const;
+  template <class Run>
+  void share_out(size_t stage, int thread, const Run& run);
+  void run_block(size_t first_stage, size_t last_stage, int block, int thread, const BatchView& batch);
   void run_task(const Stage& stage, int owner, int task, int thread, const BatchView& batch);
-  void run_rows(const Stage& stage, int owner, int task, const BatchView& batch);
+  void run_rows(const Stage& stage, int begin, int end, const BatchView& batch);
   void run_row_op(const RowOp& op, int row, const BatchView& batch);
-  void run_linear(const Stage& stage, int owner, int task);
+  void run_linear(const Stage& stage, int row0, int row1, int first_panel, int last_panel);
   void run_attention(const Stage& stage, const AttentionTask& task, int thread, const BatchView& batch);
   KVLayer kv_layer(const LayerSpec& layer) const;
   AttentionPlan& plan_for(const LayerSpec& layer);
@@ -178,10 +182,11 @@ class Model {
   std::vector<AttentionScratch> scratch_;
   std::vector<std::unique_ptr<SampleScratch>> sample_scratch_;  // a thread; made by the first call
   std::vector<float> partial_;
+  int rows_per_block_ = 0;  // of the current step; 0: few rows, worked on together
   int capacity_ = 0, logits_capacity_ = 0, logits_buffer_ = -1;
   std::vector<bool> buffer_on_logits_;
   bool profile_ = false;
-  double profile_s_[4] = {};
+  double profile_s_[5] = {};  // of thread 0: rows, linear, attention, head, waiting for the others
   long profile_steps_ = 0;
 };
 
