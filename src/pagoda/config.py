@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from pagoda.errors import ConfigError
 
 SchedulingPolicy = Literal["fcfs", "priority"]
-KVCacheDtype = Literal["auto", "f16", "bf16", "f32"]
+KVCacheDtype = Literal["auto", "i16", "f16", "bf16", "f32"]
 
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

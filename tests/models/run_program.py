@@ -59,11 +59,12 @@ class PagedModel:
         *,
         num_tokens: int,
         block_size: int = 16,
-        kv_dtype: str = "f16",
+        kv_dtype: str | None = None,
         seed: int = 0,
     ) -> PagedModel:
-        """Compile with KV for about `num_tokens`, over all sequences that run at once."""
-        spec = program.config.kv_cache_spec(block_size=block_size, dtype=kv_dtype)
+        """Compile with KV for about `num_tokens`, over all sequences that run at once; in the backend's type."""
+        dtype = kv_dtype or backend.default_kv_dtype
+        spec = program.config.kv_cache_spec(block_size=block_size, dtype=dtype)
         num_blocks = [-(-num_tokens // block_size) + 40 for _ in spec.groups]
         return cls(backend.compile(program, weights, spec, num_blocks), spec, num_blocks, seed=seed)
 

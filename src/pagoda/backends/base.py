@@ -31,6 +31,7 @@ class CompiledModel(Protocol):
 
 class Backend(Protocol):
     name: str
+    default_kv_dtype: str  # of `core.cost.BYTES_PER_VALUE`
 
     def compile(
         self, program: Program, weights: WeightSource, spec: KVCacheSpec, num_blocks: Sequence[int]

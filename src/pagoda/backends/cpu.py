@@ -48,6 +48,7 @@ class CPUBackend:
     """
 
     name = "cpu"
+    default_kv_dtype = "i16"
 
     def __init__(self, *, num_threads: int = 1, isa: str | None = None) -> None:
         if num_threads < 1:
@@ -70,8 +71,11 @@ class CPUBackend:
             ModelFileError: the file's tensors are not those that the program reads.
             UnsupportedError: a KV type, block size or head dim that the kernels do not have.
         """
-        if spec.dtype != "f16":
-            raise UnsupportedError(f"the cpu backend has no KV type {spec.dtype!r}", hint="choose f16")
+        if spec.dtype != self.default_kv_dtype:
+            raise UnsupportedError(
+                f"the cpu backend has no KV type {spec.dtype!r}",
+                hint="choose i16: integers of 13 bits in 16, with a scale for each key and value of a head",
+            )
         if spec.block_size % 16:
             raise UnsupportedError(f"block_size is {spec.block_size}; it must be a multiple of 16")
         for group in spec.groups:
@@ -84,7 +88,7 @@ class CPUBackend:
 
 
 class CPUModel:
-    """A lowered program with packed weights and paged KV in f16; see `CompiledModel` for the methods."""
+    """A lowered program with packed weights and paged KV in i16; see `CompiledModel` for the methods."""
 
     def __init__(self, native: _native.Model, spec: KVCacheSpec) -> None:
         self.native = native

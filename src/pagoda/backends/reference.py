@@ -47,6 +47,7 @@ class ReferenceBackend:
     """Compiles programs for numpy. `kv_fill` is what fresh KV slots hold; tests pass NaN."""
 
     name = "reference"
+    default_kv_dtype = "f16"
 
     def __init__(self, *, kv_fill: float = 0.0) -> None:
         self._kv_fill = kv_fill

@@ -1,13 +1,15 @@
 """What a KV cache costs in bytes. The planner, the allocator, metrics and docs all call this file.
 
-Bytes of a sequence = 2 (keys and values) x layers x KV heads x head dim x tokens x bytes per value.
+Bytes of a sequence = 2 (keys and values) x layers x KV heads x tokens x (head dim x bytes per value + bytes
+of a scale, where the type has one for each key and each value of a head).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-BYTES_PER_VALUE = {"f16": 2, "bf16": 2, "f32": 4}
+BYTES_PER_VALUE = {"i16": 2, "f16": 2, "bf16": 2, "f32": 4}
+BYTES_PER_SCALE = {"i16": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class KVCacheSpec:
     def block_bytes(self, group: int) -> int:
         """Bytes of one block of a group: keys and values of `block_size` tokens in all its layers."""
         g = self.groups[group]
-        values = 2 * len(g.layers) * g.num_kv_heads * g.head_dim * self.block_size
-        return values * BYTES_PER_VALUE[self.dtype]
+        vectors = 2 * len(g.layers) * g.num_kv_heads * self.block_size
+        return vectors * (g.head_dim * BYTES_PER_VALUE[self.dtype] + BYTES_PER_SCALE.get(self.dtype, 0))
 
     def num_blocks_for(self, group: int, num_tokens: int) -> int:
         """Blocks of a group that a sequence of `num_tokens` holds at its end.

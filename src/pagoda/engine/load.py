@@ -26,7 +26,6 @@ from pagoda.weights.catalog import resolve_model
 from pagoda.weights.checkpoint import Checkpoint, load_checkpoint
 
 BACKENDS = ("cpu", "reference")
-DEFAULT_KV_DTYPE = "f16"
 
 
 def load_engine(
@@ -61,7 +60,7 @@ def load_engine(
         on_failure.callback(checkpoint.close)
         config = checkpoint.config
         tokenizer = Tokenizer.from_gguf(checkpoint.metadata)
-        dtype = DEFAULT_KV_DTYPE if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype
+        dtype = chosen_backend.default_kv_dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype
         spec = config.kv_cache_spec(block_size=cache.block_size, dtype=dtype)
         scheduler, num_blocks = plan_capacity(checkpoint, spec, max_model_len, scheduler, cache)
         namespace = cache_namespace(checkpoint.digest(), dtype, backend, cache.cache_namespace)

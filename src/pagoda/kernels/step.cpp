@@ -19,7 +19,7 @@ constexpr int NUM_PROFILE_KINDS = 5;
 int profile_kind(const Stage& stage) { return stage.kind == Stage::Linear && stage.on_logits_rows ? 3 : static_cast<int>(stage.kind); }
 
 constexpr int TASKS_PER_THREAD = 6;  // enough to even out threads, few enough to keep the counters cool
-constexpr int MIN_BLOCK = 16, MAX_BLOCK = 64;  // rows: enough to use weights often, few enough for the second-level cache
+constexpr int MIN_BLOCK = 16, MAX_BLOCK = 256;  // rows: enough to use weights often, few enough for the second-level cache
 
 }  // namespace
 

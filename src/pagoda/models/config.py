@@ -43,7 +43,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     extra: dict[str, float] = field(default_factory=dict)  # multipliers of single architectures
 
-    def kv_cache_spec(self, *, block_size: int = 16, dtype: str = "f16") -> KVCacheSpec:
+    def kv_cache_spec(self, *, block_size: int = 16, dtype: str = "i16") -> KVCacheSpec:
         """Layers grouped by attention span, in order of first appearance."""
         spans: dict[int | None, list[int]] = {}
         for layer, window in enumerate(self.windows):
