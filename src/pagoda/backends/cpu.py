@@ -32,7 +32,7 @@ from pagoda.runtime.program import (
     Rope,
     Value,
 )
-from pagoda.weights.checkpoint import expected_shapes, require_all_read
+from pagoda.weights.checkpoint import require_all_read
 from pagoda.weights.dequantize import dequantize
 from pagoda.weights.tensor import TensorType, WeightSource
 
@@ -129,7 +129,7 @@ class _Lowering:
         self.native = native
         self.program = program
         self.source = weights
-        self.shapes = expected_shapes(program)
+        self.shapes = program.weight_shapes()
         self.last_use = _last_uses(program)
         self.weights: dict[str, tuple[int, bool]] = {}  # name: native id, whether in floats
         self.buffers: dict[int, int] = {}  # value index: native buffer

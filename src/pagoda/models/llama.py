@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from pagoda.models.architecture import Architecture
 from pagoda.models.config import ModelConfig
+from pagoda.models.windows import all_layers
 from pagoda.runtime.program import Program, ProgramBuilder
+from pagoda.weights.settings import Settings
 
 
 def build(config: ModelConfig) -> Program:
@@ -31,3 +36,16 @@ def build(config: ModelConfig) -> Program:
     x = g.rms_norm(x, "output_norm.weight")
     g.logits(x, "token_embd.weight" if config.tied_embeddings else "output.weight")
     return g.build()
+
+
+def with_window(settings: Settings, config: ModelConfig, key: str) -> ModelConfig:
+    """Mistral: all layers attend to the same number of latest positions."""
+    return replace(config, windows=all_layers(settings, key, config))
+
+
+ARCHITECTURE = Architecture(
+    build=build,
+    from_gguf=lambda settings, config: with_window(settings, config, "attention.sliding_window"),
+    from_hf=lambda settings, config: with_window(settings, config, "sliding_window"),
+    interleaved_rope=True,
+)

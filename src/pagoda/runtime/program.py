@@ -123,12 +123,24 @@ class Program:
 
     def weight_names(self) -> Iterator[str]:
         """Every tensor the program reads, in order of first use, without repeats."""
-        seen: dict[str, None] = {}
+        return iter(self.weight_shapes())
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor that the program reads, by name, in order of first use."""
+        vocab_size = self.config.vocab_size
+        shapes: dict[str, tuple[int, ...]] = {}
         for op in self.ops:
-            for name in (getattr(op, "weight", None), getattr(op, "bias", None)):
-                if name is not None:
-                    seen.setdefault(name)
-        return iter(seen)
+            if isinstance(op, Embed):
+                shapes[op.weight] = (vocab_size, op.out.width)
+            elif isinstance(op, RMSNorm):
+                shapes[op.weight] = (op.width,)
+            elif isinstance(op, Linear):
+                shapes[op.weight] = (op.out.width, op.x.width)
+                if op.bias is not None:
+                    shapes[op.bias] = (op.out.width,)
+            elif isinstance(op, Logits):
+                shapes[op.weight] = (vocab_size, op.x.width)
+        return shapes
 
 
 class ProgramBuilder:
