@@ -15,14 +15,17 @@ A tiny model's file holds `token_ids` and `logits` [tokens, vocab]. A real model
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 from numpy.typing import NDArray
@@ -31,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.models.tiny_checkpoints import TINY_MODELS, TinyModel, token_ids, weights  # noqa: E402
+from tests.models.tiny_hf import TINY_HF, TinyHF, hf_token_ids, hf_weights  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "models"
 NUM_TINY_TOKENS = 72
@@ -110,6 +114,23 @@ def tiny_golden(model: TinyModel) -> dict[str, NDArray[Any]]:
     ids = token_ids(model, NUM_TINY_TOKENS)
     with torch.inference_mode():
         logits = reference(torch.tensor([ids])).logits[0].numpy()
+    return {"token_ids": np.asarray(ids, np.int32), "logits": logits}
+
+
+def hf_golden(model: TinyHF) -> dict[str, NDArray[Any]]:
+    """transformers loads the folder as it would any other; every weight has to find its place."""
+    ids = hf_token_ids(model)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(dict(model.config)))
+        arrays = {name: torch.from_numpy(a) for name, a in hf_weights(model).items()}
+        safetensors.torch.save_file(arrays, Path(folder) / "model.safetensors", {"format": "pt"})
+        loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype="float32", attn_implementation="eager", output_loading_info=True
+        )
+    wrong = {key: names for key, names in info.items() if names}
+    assert not wrong, f"{model.name}: {wrong}"
+    with torch.inference_mode():
+        logits = loaded.eval()(torch.tensor([ids])).logits[0].numpy()
     return {"token_ids": np.asarray(ids, np.int32), "logits": logits}
 
 
@@ -218,12 +239,15 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="compare with the stored files instead of writing"
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", default=[*TINY_MODELS, *REAL_MODELS])
+    parser.add_argument("names", nargs="*", metavar="NAME", default=[*TINY_MODELS, *TINY_HF, *REAL_MODELS])
     args = parser.parse_args()
     GOLDEN.mkdir(exist_ok=True)
     ok = True
     for name in args.names:
-        golden = real_golden(REAL_MODELS[name]) if name in REAL_MODELS else tiny_golden(TINY_MODELS[name])
+        if name in REAL_MODELS:
+            golden = real_golden(REAL_MODELS[name])
+        else:
+            golden = hf_golden(TINY_HF[name]) if name in TINY_HF else tiny_golden(TINY_MODELS[name])
         ok &= write_or_check(name, golden, check=args.check)
     return 0 if ok else 1
 

@@ -15,8 +15,17 @@ if TYPE_CHECKING:
 # `general.architecture` of GGUF files, which is also the name of the module here -> `model_type` of
 # config.json. Modules are imported when they are needed, because models know programs and readers of files.
 ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "gemma2": ("gemma2",),
+    "gemma3": ("gemma3", "gemma3_text"),
+    "gpt2": ("gpt2",),
+    "granite": ("granite",),
     "llama": ("llama", "mistral"),
+    "mixtral": ("mixtral",),
+    "olmo2": ("olmo2",),
+    "phi3": ("phi3",),
     "qwen2": ("qwen2",),
+    "qwen3": ("qwen3",),
+    "qwen3moe": ("qwen3_moe",),
 }
 
 

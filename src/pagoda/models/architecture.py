@@ -54,6 +54,7 @@ class Architecture:
     the architecture's own keys, which they read from the settings (metadata keys after `<arch>.`, or
     config.json). Keys that would change the result and that nobody reads are refused.
     `interleaved_rope`: rows of attn_q and attn_k of GGUF files pair rotary dimension 2i with 2i + 1.
+    `hf_defaults` holds keys that config.json may leave out, for which transformers has a value.
     `hf_norm_offset` is added to the norm weights of Hugging Face files (Gemma computes x * (1 + weight)).
     `hf_transposed`: matrices whose rows are inputs in Hugging Face files, by their patterns there.
     `hf_ignored`: beginnings of names that belong to another model in the same file (a vision tower).
@@ -65,6 +66,7 @@ class Architecture:
     gguf_tensors: NameMap = field(default_factory=dict)  # names that differ from the program's
     hf_tensors: NameMap = field(default_factory=lambda: HF_TENSORS)
     interleaved_rope: bool = False
+    hf_defaults: Mapping[str, object] = field(default_factory=dict)
     hf_norm_offset: float = 0.0
     hf_transposed: tuple[str, ...] = ()
     hf_ignored: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pagoda.models.architecture import Architecture
 from pagoda.models.config import ModelConfig
+from pagoda.models.experts import gguf_experts
 from pagoda.models.windows import all_layers
 from pagoda.runtime.program import Program, ProgramBuilder
 from pagoda.weights.settings import Settings
@@ -38,14 +39,15 @@ def build(config: ModelConfig) -> Program:
     return g.build()
 
 
-def with_window(settings: Settings, config: ModelConfig, key: str) -> ModelConfig:
-    """Mistral: all layers attend to the same number of latest positions."""
-    return replace(config, windows=all_layers(settings, key, config))
+def from_gguf(settings: Settings, config: ModelConfig) -> ModelConfig:
+    """Mistral has a window in all layers; Mixtral calls itself llama too."""
+    if settings.integer("expert_count"):
+        config = replace(config, architecture="mixtral", experts=gguf_experts(settings, config))
+    return replace(config, windows=all_layers(settings, "attention.sliding_window", config))
 
 
-ARCHITECTURE = Architecture(
-    build=build,
-    from_gguf=lambda settings, config: with_window(settings, config, "attention.sliding_window"),
-    from_hf=lambda settings, config: with_window(settings, config, "sliding_window"),
-    interleaved_rope=True,
-)
+def from_hf(settings: Settings, config: ModelConfig) -> ModelConfig:
+    return replace(config, windows=all_layers(settings, "sliding_window", config))
+
+
+ARCHITECTURE = Architecture(build=build, from_gguf=from_gguf, from_hf=from_hf, interleaved_rope=True)

@@ -28,6 +28,8 @@ _NEUTRAL: dict[str, object] = {
     "num_local_experts": 0,
     "num_experts": 0,
     "use_parallel_residual": False,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
     "is_decoder": True,
     "add_cross_attention": False,
     "use_bidirectional_attention": False,
@@ -55,9 +57,9 @@ def model_config_from_hf(
         raise settings.missing("model_type")
     name = architecture_of_model_type(model_type)
     described = find_architecture(name)
-    nested = settings.part("text_config")
-    if nested is not None:  # the language model of one that also sees
-        settings = nested
+    nested = settings.part("text_config")  # the language model of one that also sees
+    values = config if nested is None else nested.values
+    settings = Settings({**described.hf_defaults, **values}, file=settings.file if nested is None else nested.file)
     shared = _shared_config(settings, name, tensor_names, max_model_len)
     result = described.from_hf(settings, shared)
     settings.refuse_unread(_NEUTRAL, name)

@@ -138,6 +138,7 @@ def _parts(
         if found is None:
             parts[name] = Part(name, 0, tensor.shape)
             continue
+        suffix = suffix or ".weight"
         targets = [f"{t}{suffix}" for t in ((found,) if isinstance(found, str) else found)]
         spread = "{e}" in "".join(targets) and "{e}" not in pattern
         filled = [

@@ -60,6 +60,18 @@ class Settings:
     def text(self, key: str) -> str | None:
         return get_str(self.values, self._note(key), file=self.file)
 
+    def require(self, key: str, *allowed: str) -> None:
+        """Refuse text other than `allowed`; a key that is absent means the first of them.
+
+        Raises:
+            UnsupportedError: it says something else.
+        """
+        value = self.text(key)
+        if value is not None and value not in allowed:
+            raise UnsupportedError(
+                f"{self.label(key)} = {value!r:.80} is not supported", hint=f"only {', '.join(allowed)} is"
+            )
+
     def texts(self, key: str) -> list[str] | None:
         return get_strings(self.values, self._note(key), file=self.file)
 
