@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,13 +10,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pagoda.backends.cpu import CPUBackend
 from pagoda.backends.reference import ReferenceBackend
 from pagoda.models import build_program
 from pagoda.models.config import ModelConfig
+from pagoda.weights.checkpoint import load_checkpoint
+from pagoda.weights.dequantize import dequantize
 from pagoda.weights.hf_config import model_config_from_hf
 from pagoda.weights.program_tensors import hf_tensors
+from pagoda.weights.tensor import TensorType
+from tests.gguf_files import encode
 from tests.models.run_program import PagedModel, run_chunked
 from tests.models.tiny_checkpoints import ArrayWeights
+from tests.models.tiny_gguf import NOT_IN_GGUF, write_tiny_gguf
 from tests.models.tiny_hf import TINY_HF, TinyHF, hf_token_ids, hf_weights
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
@@ -54,4 +61,90 @@ def test_logits_equal_those_of_transformers(name: str, chunk: int | None) -> Non
     """A38 (soft caps), A37 and A49 (rope scaling): whole prefill, chunks and decode, past windows and the
     original rope length."""
     (logits,) = run_chunked(reference(name), [hf_token_ids(TINY_HF[name])], chunk)
+    np.testing.assert_allclose(logits, golden_logits(name), rtol=0, atol=1e-4)
+
+
+def native(name: str, tensor_type: TensorType = TensorType.F32, num_threads: int = 2) -> PagedModel:
+    model = TINY_HF[name]
+    return PagedModel.compile(
+        CPUBackend(num_threads=num_threads),
+        build_program(config_of(model)),
+        quantised(model, tensor_type),
+        num_tokens=800,
+    )
+
+
+def quantised(model: TinyHF, tensor_type: TensorType) -> ArrayWeights:
+    """Matrices in `tensor_type`, vectors as they are."""
+    tensors = weights_of(model).tensors
+    return ArrayWeights(
+        {
+            name: encode(name, tensor_type, dequantize(tensors[name]))
+            if len(tensors[name].shape) == 2
+            else tensors[name]
+            for name in tensors
+        }
+    )
+
+
+def relative_error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Root mean square of the error over that of the logits, each row around its mean."""
+    spread = expected - expected.mean(axis=1, keepdims=True)
+    return float(np.sqrt(np.mean((logits - expected) ** 2) / np.mean(spread**2)))
+
+
+@pytest.mark.parametrize("name", TINY_HF)
+def test_native_logits_with_weights_in_floats(name: str) -> None:
+    """Keys and values are in half precision: a part in a thousand or two."""
+    paged = native(name)
+    golden = golden_logits(name)
+    ids = hf_token_ids(TINY_HF[name])
+    (whole,) = run_chunked(paged, [ids])
+    assert relative_error(whole, golden) < 2e-3
+
+
+@pytest.mark.parametrize("name", TINY_HF)
+def test_native_logits_with_8_bit_weights(name: str) -> None:
+    """Activations are rounded to 8 bits too, which these models feel more than trained ones."""
+    model = TINY_HF[name]
+    ids = hf_token_ids(model)
+    exact = PagedModel.compile(
+        ReferenceBackend(),
+        build_program(config_of(model)),
+        quantised(model, TensorType.Q8_0),
+        num_tokens=200,
+        kv_dtype="f32",
+    )
+    (expected,) = run_chunked(exact, [ids])
+    paged = native(name, TensorType.Q8_0)
+    (whole,) = run_chunked(paged, [ids])
+    assert relative_error(whole, expected) < 0.05
+    for chunk in (1, 7, 33):
+        np.testing.assert_array_equal(run_chunked(paged, [ids], chunk)[0], whole)
+    company = [ids[:5], ids, ids[:21], ids[3:]]
+    np.testing.assert_array_equal(run_chunked(paged, company, 11)[1], whole)
+
+
+@pytest.mark.parametrize("name", [name for name in TINY_HF if name not in NOT_IN_GGUF])
+def test_logits_from_gguf_files_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """D16 (rows of q and k), A35 (rope factors as tensors), fused projections and stacked experts."""
+    with load_checkpoint(write_tiny_gguf(tmp_path, TINY_HF[name])) as checkpoint:
+        program = build_program(checkpoint.config_for(TINY_HF[name].num_tokens))
+        paged = PagedModel.compile(ReferenceBackend(), program, checkpoint, num_tokens=100, kv_dtype="f32")
+    (logits,) = run_chunked(paged, [hf_token_ids(TINY_HF[name])])
+    np.testing.assert_allclose(logits, golden_logits(name), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["hf-gemma2", "hf-gemma3"])
+def test_gemma_from_gguf_differs_in_the_scale_of_queries_only(name: str, tmp_path: Path) -> None:
+    """GGUF has no key for `query_pre_attn_scalar`: the head dim stands for it, but in the largest models."""
+    model = TINY_HF[name]
+    expected = config_of(model)
+    with load_checkpoint(write_tiny_gguf(tmp_path, model)) as checkpoint:
+        config = replace(checkpoint.config, attention_scale=expected.attention_scale)
+        assert checkpoint.config.attention_scale == pytest.approx(24**-0.5)
+        paged = PagedModel.compile(
+            ReferenceBackend(), build_program(config), checkpoint, num_tokens=100, kv_dtype="f32"
+        )
+    (logits,) = run_chunked(paged, [hf_token_ids(model)])
     np.testing.assert_allclose(logits, golden_logits(name), rtol=0, atol=1e-4)

@@ -20,16 +20,21 @@ from pagoda.errors import UnsupportedError
 from pagoda.models.config import RopeConfig
 from pagoda.runtime.forward_batch import Float32Array, ForwardBatch, SampleResult, SamplingBatch
 from pagoda.runtime.program import (
+    Activation,
     Add,
+    AddPosition,
     Attention,
     Embed,
+    Experts,
     GatedActivation,
+    LayerNorm,
     Linear,
     Logits,
     Op,
     Program,
     RMSNorm,
     Rope,
+    Scale,
     Value,
 )
 from pagoda.weights.checkpoint import require_all_read
@@ -147,7 +152,7 @@ class _Lowering:
 
     def run(self) -> None:
         # Largest first: a weight is in memory twice while it is packed, which costs least at the start.
-        matrices = {op.weight for op in self.program.ops if isinstance(op, Embed | Linear | Logits)}
+        matrices = {name for op in self.program.ops for name in _matrices(op)}
         for name in sorted(matrices, key=lambda name: (-math.prod(self.shapes[name]), name)):
             self._weight(name)
         for index, op in enumerate(self.program.ops):
@@ -177,6 +182,22 @@ class _Lowering:
                     width=op.width,
                     value=op.eps,
                 )
+            case LayerNorm():
+                native.row_op(
+                    "layer_norm",
+                    a=self.buffers[op.x.index],
+                    b=self._vector(op.bias),
+                    out=self._buffer(op.out, reuse=op.x, index=index),
+                    weight=self._vector(op.weight),
+                    value=op.eps,
+                )
+            case AddPosition():
+                native.row_op(
+                    "add_position",
+                    a=self.buffers[op.x.index],
+                    out=self._buffer(op.out),
+                    weight=self._weight(op.weight)[0],
+                )
             case Linear():
                 weight, in_floats = self._weight(op.weight)
                 quant = -1 if in_floats else self._quantise(op.x)
@@ -205,6 +226,32 @@ class _Lowering:
                     b=self.buffers[op.up.index],
                     out=self._buffer(op.out, reuse=op.gate, index=index),
                     gelu=op.kind == "gelu_tanh",
+                )
+            case Activation():
+                native.row_op(
+                    "gelu",
+                    a=self.buffers[op.x.index],
+                    out=self._buffer(op.out, reuse=op.x, index=index),
+                )
+            case Experts():
+                native.experts_op(
+                    x=self.buffers[op.x.index],
+                    router=self.buffers[op.router.index],
+                    out=self._buffer(op.out),
+                    gates=[self._weight(name)[0] for name in op.gates],
+                    ups=[self._weight(name)[0] for name in op.ups],
+                    downs=[self._weight(name)[0] for name in op.downs],
+                    width=op.x.width,
+                    ffn_size=op.ffn_size,
+                    num_active=op.num_active,
+                    normalised=op.normalised,
+                )
+            case Scale():
+                native.row_op(
+                    "scale",
+                    a=self.buffers[op.x.index],
+                    out=self._buffer(op.out, reuse=op.x, index=index),
+                    value=op.factor,
                 )
             case Add():
                 native.row_op(
@@ -307,7 +354,7 @@ def _inputs(op: Op) -> list[Value]:
     match op:
         case Embed():
             return []
-        case RMSNorm() | Rope() | Logits():
+        case RMSNorm() | LayerNorm() | AddPosition() | Rope() | Activation() | Scale() | Logits():
             return [op.x]
         case Linear():
             return [op.x] if op.residual is None else [op.x, op.residual]
@@ -317,6 +364,17 @@ def _inputs(op: Op) -> list[Value]:
             return [op.gate, op.up]
         case Add():
             return [op.a, op.b]
+        case Experts():
+            return [op.x, op.router]
+
+
+def _matrices(op: Op) -> tuple[str, ...]:
+    match op:
+        case Embed() | Linear() | Logits() | AddPosition():
+            return (op.weight,)
+        case Experts():
+            return (*op.gates, *op.ups, *op.downs)
+    return ()
 
 
 def _last_uses(program: Program) -> dict[int, int]:

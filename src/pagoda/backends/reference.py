@@ -152,7 +152,7 @@ class ReferenceModel:
             case LayerNorm():
                 return layer_norm(of(op.x), w[op.weight], w[op.bias], op.eps)
             case AddPosition():
-                return of(op.x) + w[op.weight][batch.positions]
+                return embed(batch.positions, w[op.weight]) + of(op.x)
             case Linear():
                 bias = None if op.bias is None else w[op.bias]
                 residual = None if op.residual is None else of(op.residual)
@@ -174,7 +174,8 @@ class ReferenceModel:
             case Add():
                 return of(op.a) + of(op.b)
             case Scale():
-                return of(op.x) * np.float32(op.factor)
+                scaled: Float32Array = of(op.x) * np.float32(op.factor)
+                return scaled
             case Logits():
                 return softcap(linear(of(op.x)[batch.logits_rows], w[op.weight]), op.softcap)
 

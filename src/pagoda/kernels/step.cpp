@@ -243,6 +243,7 @@ void Model::plan_stage(Stage& stage, const BatchView& batch) {
   stage.num_rows = stage.on_logits_rows ? batch.num_logits_rows : batch.num_tokens;
   stage.rows_per_block = rows_per_block(stage.num_rows, threads);
   stage.rows_per_task = std::min(16, stage.rows_per_block);
+  if (stage.kind == Stage::Experts) return plan_experts(stage, stage.num_rows);
   if (stage.kind != Stage::Linear) return;
   const bool by_rows = stage.rows_per_block == ROW_BLOCK && stage.num_rows > ROW_BLOCK;
   if (!by_rows) stage.rows_per_block = std::max(1, stage.num_rows);
@@ -254,6 +255,7 @@ int Model::num_tasks(const Stage& stage, int owner) const {
   const int own_blocks = (num_blocks - owner + threads - 1) / threads;
   if (stage.num_rows == 0) return 0;
   if (stage.kind == Stage::Attention) return static_cast<int>(plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(owner)].size());
+  if (stage.kind == Stage::Experts) return stage.num_tasks * (owner + 1) / threads - stage.num_tasks * owner / threads;
   if (stage.kind == Stage::Row) return own_blocks * ceil_div(stage.rows_per_block, stage.rows_per_task);
   const int runs = ceil_div(stage.num_panels, stage.panels_per_task);
   return num_blocks > 1 ? own_blocks * runs : runs * (owner + 1) / threads - runs * owner / threads;
@@ -291,7 +293,9 @@ void Model::run_stages(int thread, const BatchView& batch) {
     }
     pool_.barrier();
     if (profile_ && thread == 0) {
-      const int kind = stage.kind == Stage::Linear && stage.on_logits_rows ? 3 : static_cast<int>(stage.kind);
+      const int kind = stage.kind == Stage::Linear && stage.on_logits_rows ? 3
+                       : stage.kind == Stage::Experts                     ? Stage::Linear
+                                                                          : static_cast<int>(stage.kind);
       profile_s_[kind] += std::chrono::duration<double>(clock::now() - start).count();
     }
   }
@@ -300,6 +304,7 @@ void Model::run_stages(int thread, const BatchView& batch) {
 void Model::run_task(const Stage& stage, int owner, int task, int thread, const BatchView& batch) {
   if (stage.kind == Stage::Linear) return run_linear(stage, owner, task);
   if (stage.kind == Stage::Row) return run_rows(stage, owner, task, batch);
+  if (stage.kind == Stage::Experts) return run_experts(stage, stage.num_tasks * owner / pool_.num_threads() + task, batch);
   run_attention(stage, plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(owner)][at(task)], thread, batch);
 }
 
@@ -353,6 +358,21 @@ void Model::run_row_op(const RowOp& op, int row, const BatchView& batch) {
       return;
     case RowOp::Softcap:
       return kernels_->softcap_row(buffer(op.a).row(row), buffer(op.a).width, op.value);
+    case RowOp::LayerNorm:
+      return kernels_->layer_norm_row(buffer(op.a).row(row), vectors_[at(op.weight)].data(), vectors_[at(op.b)].data(), op.value, buffer(op.a).width,
+                                      buffer(op.out).row(row));
+    case RowOp::AddPosition:
+      unpack_row(weights_[at(op.weight)], batch.positions[row], buffer(op.out).row(row));
+      return kernels_->add_row(buffer(op.out).row(row), buffer(op.a).row(row), buffer(op.a).width, buffer(op.out).row(row));
+    case RowOp::Scale:
+      for (int i = 0; i < buffer(op.a).width; i++) buffer(op.out).row(row)[i] = buffer(op.a).row(row)[i] * op.value;
+      return;
+    case RowOp::Gelu:
+      return kernels_->gelu_row(buffer(op.a).row(row), buffer(op.a).width, buffer(op.out).row(row));
+    case RowOp::Route:
+      return route(op, row);
+    case RowOp::CombineExperts:
+      return combine_experts(op, row);
     case RowOp::MergeAttention: {
       const LayerSpec& layer = layers_[at(op.layer)];
       const AttentionPlan& plan = plans_[at(plan_of_layer_[at(op.layer)])];

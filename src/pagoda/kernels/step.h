@@ -3,6 +3,7 @@
 //   row stage        ops on single rows, one after the other, for a range of rows (norm, quantise, rope, ...)
 //   linear stage     matrix products that do not depend on each other (q, k and v; gate and up)
 //   attention stage  one tile of queries of one KV head, or a few key chunks of one query, a task
+//   experts stages   products of the rows of each expert that is used (experts/stages.cpp)
 //
 // Stages are cut into tasks. Each task has an owner, so that a thread finds in its own caches what it wrote in the
 // stage before (rows of a prompt) or read in the step before (weights); a thread without tasks of its own takes
@@ -16,16 +17,18 @@
 #include "arena.h"
 #include "common/kernel_table.h"
 #include "common/thread_pool.h"
+#include "experts/state.h"
 
 namespace pagoda {
 
 struct RowOp {
-  enum Kind { Embed, Norm, Angles, Rope, WriteKV, Gated, Add, Quantize, Gather, Softcap, MergeAttention } kind;
-  int a = -1, b = -1, out = -1;  // buffers; for Angles and Rope `b` is the table of angles
+  enum Kind { Embed, Norm, Angles, Rope, WriteKV, Gated, Add, Quantize, Gather, Softcap, MergeAttention, LayerNorm, AddPosition, Scale, Gelu, Route,
+              CombineExperts } kind;
+  int a = -1, b = -1, out = -1;  // buffers; `b` is the table of angles of Angles and Rope, the vector of biases of LayerNorm
   int weight = -1;               // vector or packed weight
-  int layer = -1;                // WriteKV, MergeAttention
+  int layer = -1;                // WriteKV, MergeAttention; Route, CombineExperts: the experts
   int width = 0;                 // Norm: run of columns; Rope: head dim
-  float value = 0.0f;            // Norm: eps; Embed: scale; Softcap: cap
+  float value = 0.0f;            // norms: eps; Embed, Scale: factor; Softcap: cap
   bool gelu = false;
 };
 
@@ -38,11 +41,14 @@ struct AttentionOp {
 };
 
 struct Stage {
-  enum Kind { Row, Linear, Attention } kind;
+  enum Kind { Row, Linear, Attention, Experts } kind;
   bool on_logits_rows = false;
   std::vector<RowOp> row_ops;
   std::vector<LinearOp> linear_ops;
   AttentionOp attention{};
+  int experts = -1;
+  ExpertsPhase phase{};
+  int num_tasks = 0;  // of an experts stage; other kinds count theirs by owner
   int num_panels = 0;
   // How a step cuts the stage up: blocks of rows, each owned by one thread; and runs of panels, owned where
   // there is only one block of rows.
@@ -77,6 +83,7 @@ class Model {
   void add_row_op(const RowOp& op, bool on_logits_rows);
   void add_linear(const LinearOp& op, bool on_logits_rows);
   void add_attention(const AttentionOp& op);
+  void add_experts(ExpertsOp op);
   void set_logits(int buffer) { logits_buffer_ = buffer; }
 
   // Runs a step and returns logits [num_logits_rows] rows of `logits_stride()` floats, valid until the next call.
@@ -154,6 +161,15 @@ class Model {
   void run_row_op(const RowOp& op, int row, const BatchView& batch);
   void run_linear(const Stage& stage, int owner, int task);
   void run_attention(const Stage& stage, const AttentionTask& task, int thread, const BatchView& batch);
+  // experts/stages.cpp
+  void plan_experts(Stage& stage, int num_tokens);
+  void run_experts(const Stage& stage, int task, const BatchView& batch);
+  void group_experts(const ExpertsOp& op, int num_tokens);
+  void gather_expert_row(const ExpertsOp& op, int row);
+  void activate_expert_row(const ExpertsOp& op, int row);
+  void multiply_experts(const Stage& stage, const ExpertsOp& op, int task);
+  void route(const RowOp& op, int row);
+  void combine_experts(const RowOp& op, int row);
   KVLayer kv_layer(const LayerSpec& layer) const;
   AttentionPlan& plan_for(const LayerSpec& layer);
 
@@ -178,6 +194,9 @@ class Model {
   std::vector<AttentionScratch> scratch_;
   std::vector<std::unique_ptr<SampleScratch>> sample_scratch_;  // a thread; made by the first call
   std::vector<float> partial_;
+  std::vector<ExpertsOp> experts_;
+  ExpertsRows expert_rows_;
+  QuantBuffer expert_x_, expert_hidden_;
   int capacity_ = 0, logits_capacity_ = 0, logits_buffer_ = -1;
   std::vector<bool> buffer_on_logits_;
   bool profile_ = false;

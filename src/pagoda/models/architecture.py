@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pagoda.runtime.program import Program
     from pagoda.weights.settings import Settings
 
-NameMap: TypeAlias = Mapping[str, str | tuple[str, ...]]
+NameMap: TypeAlias = dict[str, str | tuple[str, ...]]
 Configure: TypeAlias = "Callable[[Settings, ModelConfig], ModelConfig]"
 
 # Hugging Face's names of what most architectures have.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 
 from pagoda.core.cost import KVCacheSpec, LayerGroup
 
@@ -54,6 +55,10 @@ class ModelConfig:
     residual_scale: float = 1.0  # of what a layer adds to its input
     logits_scale: float = 1.0
     experts: ExpertConfig | None = None
+
+    def rope_digest(self) -> str:
+        """Differs where keys are rotated otherwise: the same file, read for other lengths."""
+        return sha256(repr(self.ropes).encode()).hexdigest()[:16]
 
     def kv_cache_spec(self, *, block_size: int = 16, dtype: str = "f16") -> KVCacheSpec:
         """Layers grouped by attention span, in order of first appearance."""

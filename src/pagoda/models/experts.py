@@ -41,4 +41,5 @@ def gguf_experts(settings: Settings, config: ModelConfig) -> ExpertConfig:
         num_experts=num_experts,
         num_active=settings.size("expert_used_count", num_experts),
         ffn_size=settings.size("expert_feed_forward_length", default=config.ffn_size),
+        normalised=settings.flag("expert_weights_norm", True),
     )

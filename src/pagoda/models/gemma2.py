@@ -1,4 +1,4 @@
-"""Gemma 2 (Gemma Team 2024, arXiv 2408.00118): every second layer windowed, soft caps on scores and logits."""
+"""Gemma 2 (Gemma Team 2024, arXiv 2408.00118): every second layer windowed, scores and logits capped."""
 
 from __future__ import annotations
 

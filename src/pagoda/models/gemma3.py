@@ -71,10 +71,10 @@ def from_hf(settings: Settings, config: ModelConfig) -> ModelConfig:
     return replace(config, ropes=ropes(config, own, config.windows))
 
 
-def ropes(
-    config: ModelConfig, local: RopeConfig, windows: tuple[int | None, ...]
-) -> tuple[RopeConfig, ...]:
-    return tuple(full if window is None else local for full, window in zip(config.ropes, windows, strict=True))
+def ropes(config: ModelConfig, local: RopeConfig, windows: tuple[int | None, ...]) -> tuple[RopeConfig, ...]:
+    return tuple(
+        full if window is None else local for full, window in zip(config.ropes, windows, strict=True)
+    )
 
 
 HF_NAMES = HF_TENSORS | QK_NORM | HF_NORMS
@@ -88,7 +88,12 @@ ARCHITECTURE = Architecture(
     from_gguf=from_gguf,
     from_hf=from_hf,
     hf_tensors=HF_NAMES | IN_VISION_MODEL,
-    hf_ignored=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    hf_ignored=(
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    ),
     hf_norm_offset=1.0,
     hf_defaults=HF_DEFAULTS
     | {

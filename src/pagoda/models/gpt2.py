@@ -36,7 +36,7 @@ def build(config: ModelConfig) -> Program:
 
 
 QKV = ("blk.{i}.attn_q", "blk.{i}.attn_k", "blk.{i}.attn_v")
-HF_LAYER = {
+HF_LAYER: NameMap = {
     "ln_1": "blk.{i}.attn_norm",
     "attn.c_attn": QKV,
     "attn.c_proj": "blk.{i}.attn_output",

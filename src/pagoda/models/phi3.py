@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4-mini (Abdin et al. 2024, arXiv 2404.14219): fused projections, part of each head rotated."""
+"""Phi-3 and Phi-4-mini (Abdin et al. 2024, arXiv 2404.14219): fused projections, partial rotary."""
 
 from __future__ import annotations
 

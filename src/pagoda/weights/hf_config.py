@@ -59,7 +59,9 @@ def model_config_from_hf(
     described = find_architecture(name)
     nested = settings.part("text_config")  # the language model of one that also sees
     values = config if nested is None else nested.values
-    settings = Settings({**described.hf_defaults, **values}, file=settings.file if nested is None else nested.file)
+    settings = Settings(
+        {**described.hf_defaults, **values}, file=settings.file if nested is None else nested.file
+    )
     shared = _shared_config(settings, name, tensor_names, max_model_len)
     result = described.from_hf(settings, shared)
     settings.refuse_unread(_NEUTRAL, name)

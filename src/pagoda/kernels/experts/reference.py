@@ -45,8 +45,9 @@ def experts(
     Args:
         x: float32 [num_tokens, width].
         router: float32 [num_tokens, num_experts].
-        gates, ups: an expert's float32 [ffn_size, width], for each.
-        downs: an expert's float32 [width, ffn_size], for each.
+        gates: float32 [ffn_size, width] of each expert.
+        ups: the same.
+        downs: float32 [width, ffn_size] of each expert.
         num_active: experts a token.
         normalised: see `route`.
 

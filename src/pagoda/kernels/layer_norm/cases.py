@@ -1,4 +1,4 @@
-"""Sizes of `layer_norm` that matter, what each costs, and how far a native result may be from the reference."""
+"""Sizes of `layer_norm` that matter, what each costs, and how far a native result may be off."""
 
 from __future__ import annotations
 
