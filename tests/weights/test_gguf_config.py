@@ -143,7 +143,7 @@ def test_unknown_architectures_are_refused_with_those_supported() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("expert_count", 8),
+        ("expert_shared_count", 1),
         ("attn_logit_softcapping", 50.0),
         ("final_logit_softcapping", 30.0),
         ("attention.scale", 0.5),
