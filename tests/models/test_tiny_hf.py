@@ -13,17 +13,13 @@ from numpy.typing import NDArray
 from pagoda.backends.cpu import CPUBackend
 from pagoda.backends.reference import ReferenceBackend
 from pagoda.models import build_program
-from pagoda.models.config import ModelConfig
 from pagoda.weights.checkpoint import load_checkpoint
-from pagoda.weights.dequantize import dequantize
-from pagoda.weights.hf_config import model_config_from_hf
-from pagoda.weights.program_tensors import hf_tensors
 from pagoda.weights.tensor import TensorType
-from tests.gguf_files import encode
-from tests.models.run_program import PagedModel, run_chunked
-from tests.models.tiny_checkpoints import ArrayWeights
+from tests.models.load_tiny_hf import config_of, weights_of
+from tests.models.nll import disagreements
+from tests.models.run_program import PagedModel, greedy, run_chunked
 from tests.models.tiny_gguf import NOT_IN_GGUF, write_tiny_gguf
-from tests.models.tiny_hf import TINY_HF, TinyHF, hf_token_ids, hf_weights
+from tests.models.tiny_hf import TINY_HF, hf_token_ids
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 
@@ -32,15 +28,6 @@ def golden_logits(name: str) -> NDArray[np.float32]:
     with np.load(GOLDEN / f"{name}.npz") as stored:
         assert stored["token_ids"].tolist() == hf_token_ids(TINY_HF[name])
         return stored["logits"]
-
-
-def config_of(model: TinyHF) -> ModelConfig:
-    return model_config_from_hf(model.config, hf_weights(model).keys(), model.num_tokens)
-
-
-def weights_of(model: TinyHF) -> ArrayWeights:
-    stored = ArrayWeights.of(hf_weights(model)).tensors
-    return ArrayWeights(hf_tensors(stored, config_of(model)))
 
 
 @cache
@@ -69,21 +56,8 @@ def native(name: str, tensor_type: TensorType = TensorType.F32, num_threads: int
     return PagedModel.compile(
         CPUBackend(num_threads=num_threads),
         build_program(config_of(model)),
-        quantised(model, tensor_type),
+        weights_of(model, tensor_type),
         num_tokens=800,
-    )
-
-
-def quantised(model: TinyHF, tensor_type: TensorType) -> ArrayWeights:
-    """Matrices in `tensor_type`, vectors as they are."""
-    tensors = weights_of(model).tensors
-    return ArrayWeights(
-        {
-            name: encode(name, tensor_type, dequantize(tensors[name]))
-            if len(tensors[name].shape) == 2
-            else tensors[name]
-            for name in tensors
-        }
     )
 
 
@@ -111,7 +85,7 @@ def test_native_logits_with_8_bit_weights(name: str) -> None:
     exact = PagedModel.compile(
         ReferenceBackend(),
         build_program(config_of(model)),
-        quantised(model, TensorType.Q8_0),
+        weights_of(model, TensorType.Q8_0),
         num_tokens=200,
         kv_dtype="f32",
     )
@@ -148,3 +122,12 @@ def test_gemma_from_gguf_differs_in_the_scale_of_queries_only(name: str, tmp_pat
         )
     (logits,) = run_chunked(paged, [hf_token_ids(model)])
     np.testing.assert_allclose(logits, golden_logits(name), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["hf-phi3", "hf-rope-dynamic"])
+def test_generating_across_the_trained_length_equals_prefilling_the_whole_text(name: str) -> None:
+    """A49: keys from before that point are rotated as those after it."""
+    paged = native(name)
+    prompt = hf_token_ids(TINY_HF[name])[:20]
+    (answer,) = greedy(paged, [prompt], 40)
+    assert disagreements(paged, prompt, answer, [1.0] * 40) == []

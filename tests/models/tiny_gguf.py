@@ -179,7 +179,7 @@ def scaling_keys(model: TinyHF) -> dict[str, object]:
     return {}
 
 
-# What GGUF has no key for: scales of queries, rope that depends on the length, windows of Qwen2's last layers.
+# What GGUF has no key for: scales of queries, rope that depends on the length, Qwen2's windows.
 NOT_IN_GGUF = ("hf-gemma2", "hf-gemma3", "hf-rope-dynamic", "hf-qwen2-window")
 
 

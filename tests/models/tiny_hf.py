@@ -265,7 +265,8 @@ def _tensor(model: TinyHF, name: str, shape: tuple[int, ...]) -> NDArray[np.floa
     if len(shape) == 1:  # norms; Gemma's are around 0
         return np.float32(0.3) * values + np.float32("gemma" not in model.name)
     if "embed_tokens" in name or "wte" in name or "wpe" in name:
-        return values
+        # Gemma multiplies them by 8, which would drown what the layers add.
+        return values * np.float32(0.25 if "gemma" in model.name else 1.0)
     # q and k are large enough for attention to be far from flat, and routers for experts to differ.
     strong = ("q_proj", "k_proj", "qkv_proj", "c_attn", ".gate.")
     gain = 3.0 if any(part in name for part in strong) else 1.5

@@ -68,7 +68,9 @@ def model_config_from_hf(
     if not settings.was_read("sliding_window"):
         window = window_size(settings, "sliding_window", result.max_position)
         if window is not None:
-            raise UnsupportedError(f"{name} with a sliding window of {window} is not supported")
+            raise UnsupportedError(
+                f"{name} with {settings.label('sliding_window')} = {window} is not supported"
+            )
     return result
 
 
