@@ -30,7 +30,6 @@ _NEUTRAL: dict[str, object] = {
     "use_parallel_residual": False,
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
-    "is_decoder": True,
     "add_cross_attention": False,
     "use_bidirectional_attention": False,
 }

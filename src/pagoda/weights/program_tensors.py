@@ -147,6 +147,9 @@ def _parts(
             for t in targets
         ]
         is_transposed = pattern in transposed and suffix == ".weight"
+        if len(filled) > 1 and not all(target in expected for target in filled):
+            parts[name] = Part(name, 0, tensor.shape)  # such as a bias that the program does not have
+            continue
         parts |= _rows_of(name, tensor, filled, expected, is_transposed)
     return parts
 
@@ -156,9 +159,9 @@ def _rows_of(
 ) -> dict[str, Part]:
     """Cut the rows of one stored tensor into what the program expects, in order."""
     shape = tensor.shape[::-1] if transposed else tensor.shape
-    if len(targets) == 1:
+    if len(targets) == 1 and len(shape) < 3:
         return {targets[0]: Part(name, 0, shape, transposed=transposed)}
-    rows = [expected.get(target, (0,))[0] for target in targets]
+    rows = [expected[target][0] for target in targets]
     num_rows, width = int(np.prod(shape[:-1])) if len(shape) > 1 else shape[0], shape[-1]
     if sum(rows) != num_rows:
         raise ModelFileError(

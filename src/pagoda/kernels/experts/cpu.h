@@ -8,14 +8,12 @@ namespace PAGODA_ISA {
 // The `num_active` largest of `num_experts` scores, largest first (ties: lowest index), and their softmax weights:
 // among each other if `normalised`, among all if not.
 inline void route_row(const float* scores, int num_experts, int num_active, bool normalised, int32_t* experts, float* weights) {
-  for (int k = 0; k < num_active; k++) {
-    int best = -1;
-    for (int e = 0; e < num_experts; e++) {
-      bool taken = false;
-      for (int j = 0; j < k; j++) taken = taken || experts[j] == e;
-      if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
-    }
-    experts[k] = best;
+  for (int e = 0, count = 0; e < num_experts; e++) {
+    if (count == num_active && !(scores[e] > scores[experts[count - 1]])) continue;
+    if (count < num_active) count++;
+    int k = count - 1;
+    for (; k > 0 && scores[e] > scores[experts[k - 1]]; k--) experts[k] = experts[k - 1];
+    experts[k] = e;
   }
   const f32x16 largest = set16(scores[experts[0]]);
   f32x16 sum = set16(0.0f);

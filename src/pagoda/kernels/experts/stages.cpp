@@ -94,7 +94,8 @@ void Model::run_experts(const Stage& stage, int task, const BatchView& batch) {
 void Model::group_experts(const ExpertsOp& op, int num_tokens) {
   ExpertsRows& r = expert_rows_;
   const int n = num_tokens * op.num_active, num_experts = static_cast<int>(op.gates.size());
-  std::vector<int32_t> next(at(num_experts) + 1, 0);
+  std::vector<int32_t>& next = r.next_row;
+  next.assign(at(num_experts) + 1, 0);
   for (int i = 0; i < n; i++) next[at(r.expert[at(i)]) + 1]++;
   r.used.clear();
   r.first_row.clear();

@@ -23,6 +23,7 @@ struct ExpertsRows {
   std::vector<int32_t> token;      // [rows] the other way round
   std::vector<int32_t> used;       // experts that have rows
   std::vector<int32_t> first_row;  // [used + 1]
+  std::vector<int32_t> next_row;   // [experts + 1] while rows are counted
   std::vector<float> x, gate, up;  // [rows, width], [rows, ffn_size] twice; results take the place of x
 };
 
