@@ -164,6 +164,33 @@ def test_rope_keys_that_are_missing_or_wrong_are_named(scaling: object, key: str
         read("llama", rope_scaling=scaling)
 
 
+@pytest.mark.parametrize(
+    ("changes", "scaling"),
+    [
+        ({"rope_theta": 1.0}, {"rope_type": "yarn", "factor": 2.0}),
+        ({"head_dim": 2}, {"rope_type": "dynamic", "factor": 2.0}),
+        ({"max_position_embeddings": 2}, {"rope_type": "dynamic", "factor": 1e300}),
+        ({"rope_theta": 1e-300}, {"rope_type": "linear", "factor": 1e-300}),
+        (
+            {"original_max_position_embeddings": 1},
+            {"rope_type": "longrope", "long_factor": [1.0] * 8, "short_factor": [1.0] * 8},
+        ),
+    ],
+)
+def test_rope_numbers_that_lead_nowhere_are_refused(
+    changes: dict[str, Any], scaling: dict[str, object]
+) -> None:
+    with pytest.raises(ModelFileError, match="no rotary frequencies"):
+        read("llama", 1 << 20, rope_scaling=scaling, **changes)
+
+
+def test_more_layers_than_the_folder_has_tensors_of_are_refused() -> None:
+    names = ["lm_head.weight", *(f"model.layers.{i}.input_layernorm.weight" for i in range(2))]
+    assert model_config_from_hf(config("llama"), names).num_layers == 2
+    with pytest.raises(ModelFileError, match="says 3 layers, the folder has tensors of 2"):
+        model_config_from_hf(config("llama", num_hidden_layers=3), names)
+
+
 def test_dynamic_scaling_grows_with_the_length_from_one_at_the_trained_length() -> None:
     """A37: a factor of 1 where the model was trained, and slower turns for every longer sequence."""
 

@@ -7,6 +7,8 @@ from pagoda.models.config import ExpertConfig, ModelConfig
 from pagoda.runtime.program import ProgramBuilder, Value
 from pagoda.weights.settings import Settings
 
+MAX_EXPERTS = 4096
+
 GGUF_EXPERTS: NameMap = {
     "blk.{i}.ffn_gate_exps": "blk.{i}.ffn_gate.{e}",
     "blk.{i}.ffn_up_exps": "blk.{i}.ffn_up.{e}",
@@ -36,7 +38,7 @@ def routed_experts(g: ProgramBuilder, x: Value, blk: str) -> Value:
 
 
 def gguf_experts(settings: Settings, config: ModelConfig) -> ExpertConfig:
-    num_experts = settings.size("expert_count")
+    num_experts = settings.size("expert_count", MAX_EXPERTS)
     return ExpertConfig(
         num_experts=num_experts,
         num_active=settings.size("expert_used_count", num_experts),

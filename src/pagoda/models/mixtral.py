@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pagoda.models.architecture import HF_TENSORS, Architecture
 from pagoda.models.config import ExpertConfig, ModelConfig
-from pagoda.models.experts import GGUF_EXPERTS, routed_experts
+from pagoda.models.experts import GGUF_EXPERTS, MAX_EXPERTS, routed_experts
 from pagoda.models.windows import all_layers
 from pagoda.runtime.program import Program, ProgramBuilder
 from pagoda.weights.settings import Settings
@@ -38,7 +38,7 @@ def build(config: ModelConfig) -> Program:
 
 
 def from_hf(settings: Settings, config: ModelConfig) -> ModelConfig:
-    num_experts = settings.size("num_local_experts")
+    num_experts = settings.size("num_local_experts", MAX_EXPERTS)
     experts = ExpertConfig(
         num_experts=num_experts,
         num_active=settings.size("num_experts_per_tok", num_experts),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pagoda.errors import UnsupportedError
 from pagoda.models.architecture import HF_TENSORS, QK_NORM, Architecture
 from pagoda.models.config import ExpertConfig, ModelConfig
-from pagoda.models.experts import GGUF_EXPERTS, HF_EXPERTS, gguf_experts, routed_experts
+from pagoda.models.experts import GGUF_EXPERTS, HF_EXPERTS, MAX_EXPERTS, gguf_experts, routed_experts
 from pagoda.models.windows import after_first_layers
 from pagoda.runtime.program import Program, ProgramBuilder
 from pagoda.weights.settings import Settings
@@ -47,7 +47,9 @@ def from_hf(settings: Settings, config: ModelConfig) -> ModelConfig:
             "Qwen3-MoE with layers without experts is not supported "
             f"({settings.label('mlp_only_layers')}, {settings.label('decoder_sparse_step')})"
         )
-    num_experts = settings.size("num_experts" if settings.has("num_experts") else "num_local_experts")
+    num_experts = settings.size(
+        "num_experts" if settings.has("num_experts") else "num_local_experts", MAX_EXPERTS
+    )
     experts = ExpertConfig(
         num_experts=num_experts,
         num_active=settings.size("num_experts_per_tok", num_experts),

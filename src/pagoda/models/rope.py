@@ -9,16 +9,29 @@ every backend sees the same numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagoda.errors import ModelFileError, UnsupportedError
 from pagoda.models.config import RopeConfig
-from pagoda.weights.settings import Settings
+from pagoda.weights.settings import CONVERT_AGAIN, Settings
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+
+
+@contextmanager
+def usable_frequencies(settings: Settings) -> Iterator[None]:
+    """Numbers of a file that overflow, divide by zero or have no logarithm become an error about the file."""
+    try:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            yield
+    except (ArithmeticError, ValueError) as error:
+        raise ModelFileError(
+            f"{settings.label('rope')}: its numbers give no rotary frequencies ({error})", hint=CONVERT_AGAIN
+        ) from error
 
 
 def frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:
@@ -97,7 +110,7 @@ def longrope(
     if len(factors) != rotary_dim // 2 or min(factors) <= 0:
         raise ModelFileError(
             f"longrope needs {rotary_dim // 2} positive factors, the file has {len(factors)}",
-            hint="convert the model again with a current converter",
+            hint=CONVERT_AGAIN,
         )
     if attention_factor is None:
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
@@ -120,6 +133,18 @@ def from_hf(
         UnsupportedError: a kind that is not in `KINDS`.
         ModelFileError: a key is missing or out of range.
     """
+    with usable_frequencies(settings):
+        return _from_hf(settings, parameters, head_dim, max_position, length, base)
+
+
+def _from_hf(
+    settings: Settings,
+    parameters: Settings | None,
+    head_dim: int,
+    max_position: int,
+    length: int | None,
+    base: float,
+) -> RopeConfig:
     p = parameters or Settings({}, file=settings.file)
     kind = p.text("rope_type") or p.text("type") or "default"
     kind = {"su": "longrope"}.get(kind, kind)

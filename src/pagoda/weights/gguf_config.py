@@ -115,6 +115,8 @@ def _shared_config(
     _check_num_layers(num_layers, tensors, settings)
     num_heads, num_kv_heads, head_dim = _heads(settings, hidden_size)
     max_position = settings.size("context_length", _MAX_POSITION)
+    with rope.usable_frequencies(settings):
+        shape = _rope(settings, head_dim, tensors, max_position, max_model_len)
     rms_eps, eps = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
     return ModelConfig(
         architecture=name,
@@ -127,7 +129,7 @@ def _shared_config(
         vocab_size=vocab_size,
         max_position=max_position,
         norm_eps=settings.positive(eps if settings.has(eps) and not settings.has(rms_eps) else rms_eps),
-        ropes=(_rope(settings, head_dim, tensors, max_position, max_model_len),) * num_layers,
+        ropes=(shape,) * num_layers,
         windows=(None,) * num_layers,
         tied_embeddings="output.weight" not in tensors,
         attention_scale=head_dim**-0.5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 from pagoda.errors import ModelFileError, UnsupportedError
@@ -11,6 +12,9 @@ from pagoda.models.windows import window_size
 from pagoda.weights.settings import Settings
 
 FILE = "config.json"
+
+_MAX_LAYERS = 4096
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 # Keys that would change the result unless an architecture reads them, with the value that changes nothing.
 _NEUTRAL: dict[str, object] = {
@@ -78,7 +82,8 @@ def _shared_config(
 ) -> ModelConfig:
     s = settings
     hidden_size = s.size(_known(s, "hidden_size", "n_embd"))
-    num_layers = s.size(_known(s, "num_hidden_layers", "n_layer"))
+    num_layers = s.size(_known(s, "num_hidden_layers", "n_layer"), _MAX_LAYERS)
+    _check_num_layers(num_layers, tensor_names, s)
     num_heads = s.size(_known(s, "num_attention_heads", "n_head"))
     num_kv_heads = s.size("num_key_value_heads", default=num_heads)
     if num_heads % num_kv_heads:
@@ -119,6 +124,16 @@ def _shared_config(
         tied_embeddings=s.flag("tie_word_embeddings") or not head,
         attention_scale=head_dim**-0.5,
     )
+
+
+def _check_num_layers(num_layers: int, tensor_names: Collection[str], settings: Settings) -> None:
+    layers = {match.group(1) for name in tensor_names if (match := _LAYER.search(name))}
+    if layers and num_layers > len(layers):
+        raise ModelFileError(
+            f"{settings.label('num_hidden_layers')} says {num_layers} layers, "
+            f"the folder has tensors of {len(layers)}",
+            hint="fetch the model again",
+        )
 
 
 def _known(settings: Settings, *keys: str) -> str:
