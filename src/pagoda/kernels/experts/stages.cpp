@@ -50,11 +50,12 @@ void Model::plan_experts(Stage& stage, int num_tokens) {
     r.gate.resize(std::max(r.gate.size(), n * ffn));
     r.up.resize(std::max(r.up.size(), n * ffn));
     for (auto [buffer, columns] : {std::pair{&expert_x_, op.width}, std::pair{&expert_hidden_, op.ffn_size}}) {
-      if (buffer->width == columns && buffer->capacity >= n) continue;
+      if (buffer->width == columns && r.quant_capacity >= n) continue;
       if (columns % GROUP) continue;  // weights in floats
       buffer->width = columns;
-      buffer->resize(std::max(n, buffer->capacity));
+      buffer->resize(std::max(n, r.quant_capacity));
     }
+    r.quant_capacity = std::max(n, r.quant_capacity);
   }
   switch (stage.phase) {
     case ExpertsPhase::Group: stage.num_tasks = rows ? 1 : 0; return;
