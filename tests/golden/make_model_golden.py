@@ -15,14 +15,17 @@ A tiny model's file holds `token_ids` and `logits` [tokens, vocab]. A real model
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 from numpy.typing import NDArray
@@ -31,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.models.tiny_checkpoints import TINY_MODELS, TinyModel, token_ids, weights  # noqa: E402
+from tests.models.tiny_hf import TINY_HF, TinyHF, hf_token_ids, hf_weights  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "models"
 NUM_TINY_TOKENS = 72
@@ -40,6 +44,7 @@ NUM_GREEDY_TOKENS = 64
 REAL_MODELS = {
     "smollm2-135m": "smollm2-135m-instruct-q4_1.gguf",
     "qwen2.5-0.5b": "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+    "gemma3-270m": "gemma-3-270m-q4_k_m.gguf",
 }
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 PROMPTS = (
@@ -62,27 +67,35 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+GEMMA_NAMES = {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-def transformers_name(name: str) -> str:
+def transformers_name(name: str, kind: str) -> str:
     """`blk.3.attn_q.bias` -> `model.layers.3.self_attn.q_proj.bias`."""
-    stem, kind = name.rsplit(".", 1)
+    stem, suffix = name.rsplit(".", 1)
     if stem in OTHER_NAMES:
-        return f"{OTHER_NAMES[stem]}.{kind}"
+        return f"{OTHER_NAMES[stem]}.{suffix}"
+    names = LAYER_NAMES | (GEMMA_NAMES if kind == "Gemma3" else {})
     _, layer, part = stem.split(".")
-    return f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}"
+    return f"model.layers.{layer}.{names[part]}.{suffix}"
 
 
 def build_model(
     kind: str, config: Mapping[str, Any], tensors: Mapping[str, NDArray[np.float32]]
 ) -> transformers.PreTrainedModel:
     """A transformers model of class `kind` with these weights; every weight has to find its place."""
-    config_class = getattr(transformers, f"{kind}Config")
+    config_class = getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))
     model = getattr(transformers, f"{kind}ForCausalLM")(
         config_class(**config, attn_implementation="eager", dtype="float32")
     )
-    state = {transformers_name(name): torch.from_numpy(np.array(a)) for name, a in tensors.items()}
+    state = {transformers_name(name, kind): torch.from_numpy(np.array(a)) for name, a in tensors.items()}
     if config["tie_word_embeddings"]:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, strict=True)
@@ -113,13 +126,31 @@ def tiny_golden(model: TinyModel) -> dict[str, NDArray[Any]]:
     return {"token_ids": np.asarray(ids, np.int32), "logits": logits}
 
 
+def hf_golden(model: TinyHF) -> dict[str, NDArray[Any]]:
+    """transformers loads the folder as it would any other; every weight has to find its place."""
+    ids = hf_token_ids(model)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(dict(model.config)))
+        arrays = {name: torch.from_numpy(a) for name, a in hf_weights(model).items()}
+        safetensors.torch.save_file(arrays, Path(folder) / "model.safetensors", {"format": "pt"})
+        loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype="float32", attn_implementation="eager", output_loading_info=True
+        )
+    wrong = {key: names for key, names in info.items() if names}
+    assert not wrong, f"{model.name}: {wrong}"
+    with torch.inference_mode():
+        logits = loaded.eval()(torch.tensor([ids])).logits[0].numpy()
+    return {"token_ids": np.asarray(ids, np.int32), "logits": logits}
+
+
 def real_golden(file: str) -> dict[str, NDArray[Any]]:
     reader = gguf.GGUFReader(models_folder() / file)
     model = load_real_model(reader)
     tokenizer = transformers.AutoTokenizer.from_pretrained(models_folder(), gguf_file=file)
 
     def encode(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return [tokenizer.bos_token_id, *ids] if "gemma" in file else ids  # which answers nothing without
 
     text = encode((Path(__file__).parent / "english_text.txt").read_text())[:NUM_TEXT_TOKENS]
     assert len(text) == NUM_TEXT_TOKENS, "the text is too short for this tokenizer"
@@ -140,7 +171,7 @@ def models_folder() -> Path:
 
 
 def load_real_model(reader: gguf.GGUFReader) -> transformers.PreTrainedModel:
-    """The dequantised weights of a llama or qwen2 file in transformers, float32."""
+    """The dequantised weights of a llama, qwen2 or gemma3 file in transformers, float32."""
     architecture = reader.fields["general.architecture"].contents()
 
     def get(key: str) -> Any:
@@ -152,6 +183,10 @@ def load_real_model(reader: gguf.GGUFReader) -> transformers.PreTrainedModel:
         for name, array in tensors.items():
             if "attn_q" in name or "attn_k" in name:
                 tensors[name] = undo_row_order(array, num_heads if "attn_q" in name else num_kv_heads)
+    if architecture == "gemma3":
+        for name, array in tensors.items():
+            if name.endswith("norm.weight"):
+                tensors[name] = array - 1  # transformers computes x * (1 + weight)
     vocab_size, hidden_size = tensors["token_embd.weight"].shape
     config = {
         "hidden_size": hidden_size,
@@ -165,7 +200,20 @@ def load_real_model(reader: gguf.GGUFReader) -> transformers.PreTrainedModel:
         "tie_word_embeddings": "output.weight" not in tensors,
         "rope_parameters": {"rope_type": "default", "rope_theta": get("rope.freq_base")},
     }
-    return build_model({"llama": "Llama", "qwen2": "Qwen2"}[architecture], config, tensors)
+    if architecture == "gemma3":
+        config |= {
+            "head_dim": get("attention.key_length"),
+            "query_pre_attn_scalar": get("attention.key_length"),
+            "sliding_window": get("attention.sliding_window"),
+            "sliding_window_pattern": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": get("rope.freq_base")},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        }
+    return build_model(
+        {"llama": "Llama", "qwen2": "Qwen2", "gemma3": "Gemma3"}[architecture], config, tensors
+    )
 
 
 def undo_row_order(array: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
@@ -218,12 +266,15 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="compare with the stored files instead of writing"
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", default=[*TINY_MODELS, *REAL_MODELS])
+    parser.add_argument("names", nargs="*", metavar="NAME", default=[*TINY_MODELS, *TINY_HF, *REAL_MODELS])
     args = parser.parse_args()
     GOLDEN.mkdir(exist_ok=True)
     ok = True
     for name in args.names:
-        golden = real_golden(REAL_MODELS[name]) if name in REAL_MODELS else tiny_golden(TINY_MODELS[name])
+        if name in REAL_MODELS:
+            golden = real_golden(REAL_MODELS[name])
+        else:
+            golden = hf_golden(TINY_HF[name]) if name in TINY_HF else tiny_golden(TINY_MODELS[name])
         ok &= write_or_check(name, golden, check=args.check)
     return 0 if ok else 1
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from pagoda import _native
 from pagoda.kernels.attention.cases import AttentionCase, AttentionInputs
+from pagoda.kernels.experts.cases import ExpertsCase, ExpertsInputs
 from pagoda.runtime.forward_batch import Float32Array, Int32Array
 from pagoda.weights.tensor import Tensor, TensorType
 
@@ -112,3 +113,17 @@ def attention(isa: str, case: AttentionCase, inputs: AttentionInputs, num_thread
         block_tables=[inputs.block_table],
         slot_mapping=[inputs.slot_mapping],
     )
+
+
+def experts(isa: str, case: ExpertsCase, inputs: ExpertsInputs, num_threads: int = 1) -> Float32Array:
+    ops = NativeOps(isa, num_threads)
+    x, router, out = ops.buffer(inputs.x), ops.buffer(inputs.router), ops.model.add_buffer(case.width)
+    gates, ups, downs = (
+        [ops.model.add_weight(int(t.type), t.data, *t.shape) for t in tensors]
+        for tensors in (inputs.gates, inputs.ups, inputs.downs)
+    )
+    ops.model.experts_op(
+        x=x, router=router, out=out, gates=gates, ups=ups, downs=downs, width=case.width,
+        ffn_size=case.ffn_size, num_active=case.num_active, normalised=case.normalised,
+    )  # fmt: skip
+    return ops.run(out, [(x, inputs.x), (router, inputs.router)])

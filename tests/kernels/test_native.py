@@ -14,6 +14,7 @@ import pytest
 from pagoda import _native
 from pagoda.kernels.activation.cases import CASES as GATED_CASES
 from pagoda.kernels.activation.cases import GatedCase
+from pagoda.kernels.activation.reference import activation as reference_activation
 from pagoda.kernels.activation.reference import gated as reference_gated
 from pagoda.kernels.activation.reference import softcap as reference_softcap
 from pagoda.kernels.attention.cases import CASES as ATTENTION_CASES
@@ -23,6 +24,12 @@ from pagoda.kernels.attention.reference import write_kv
 from pagoda.kernels.embed.cases import CASES as EMBED_CASES
 from pagoda.kernels.embed.cases import EmbedCase
 from pagoda.kernels.embed.reference import embed as reference_embed
+from pagoda.kernels.experts.cases import CASES as EXPERTS_CASES
+from pagoda.kernels.experts.cases import ExpertsCase
+from pagoda.kernels.experts.reference import experts as reference_experts
+from pagoda.kernels.layer_norm.cases import CASES as LAYER_NORM_CASES
+from pagoda.kernels.layer_norm.cases import LayerNormCase
+from pagoda.kernels.layer_norm.reference import layer_norm as reference_layer_norm
 from pagoda.kernels.linear.cases import CASES as LINEAR_CASES
 from pagoda.kernels.linear.cases import LinearCase, random_weight
 from pagoda.kernels.linear.reference import linear as reference_linear
@@ -35,7 +42,7 @@ from pagoda.kernels.rope.reference import rope as reference_rope
 from pagoda.runtime.forward_batch import Float32Array
 from pagoda.weights.dequantize import dequantize
 from pagoda.weights.tensor import TensorType
-from tests.kernels.native_ops import NativeOps, attention, linear
+from tests.kernels.native_ops import NativeOps, attention, experts, linear
 
 ISAS = _native.isas()
 NATIVE_ATTENTION_CASES = [c for c in ATTENTION_CASES if c.block_size % 16 == 0]
@@ -174,6 +181,59 @@ def test_rms_norm(case: RMSNormCase) -> None:
         return ops.run(out, [(source, x)])
 
     assert_close(on_every_isa(run), reference_rms_norm(x, weight, eps), case.tolerance)
+
+
+@pytest.mark.parametrize("case", LAYER_NORM_CASES, ids=str)
+def test_layer_norm(case: LayerNormCase) -> None:
+    x, weight, bias, eps = case.make_inputs()
+
+    def run(isa: str) -> Float32Array:
+        ops = NativeOps(isa)
+        source, out = ops.buffer(x), ops.model.add_buffer(case.width)
+        vectors = [ops.model.add_vector(v) for v in (weight, bias)]
+        ops.model.row_op("layer_norm", a=source, b=vectors[1], out=out, weight=vectors[0], value=eps)
+        return ops.run(out, [(source, x)])
+
+    assert_close(on_every_isa(run), reference_layer_norm(x, weight, bias, eps), case.tolerance)
+
+
+@pytest.mark.parametrize("case", EXPERTS_CASES, ids=str)
+def test_experts(case: ExpertsCase) -> None:
+    inputs = case.make_inputs()
+    x, router, *weights = inputs
+
+    def run(isa: str, rows: slice = slice(None), num_threads: int = 1) -> Float32Array:
+        return experts(isa, case, inputs._replace(x=x[rows], router=router[rows]), num_threads)
+
+    result = on_every_isa(run)
+    matrices = [[dequantize(t) for t in tensors] for tensors in weights]
+    expected = reference_experts(x, router, *matrices, case.num_active, normalised=case.normalised)
+    error = np.sqrt(np.mean((result - expected) ** 2) / np.mean(expected**2))
+    assert error < case.tolerance
+    # Neither threads nor the tokens beside it change a row.
+    assert_same_bits([result, run(ISAS[0], num_threads=3)])
+    for rows in (slice(0, 1), slice(2, 5), slice(case.num_tokens - 1, None)):
+        assert_same_bits([result[rows], run(ISAS[0], rows)])
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 130])
+def test_gelu_scale_and_add_position(width: int) -> None:
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((5, width)).astype(np.float32) * 4
+    table = rng.standard_normal((40, width)).astype(np.float32)
+    positions = np.array([0, 39, 7, 7, 1], np.int32)
+
+    def run(isa: str) -> Float32Array:
+        ops = NativeOps(isa)
+        source, out, gelu = ops.buffer(x), ops.model.add_buffer(width), ops.model.add_buffer(width)
+        weight = ops.model.add_weight(int(TensorType.F32), table.view(np.uint8).reshape(-1), 40, width)
+        ops.model.row_op("gelu", a=source, out=gelu)
+        ops.model.row_op("scale", a=gelu, out=gelu, value=1.7)
+        ops.model.row_op("add_position", a=gelu, out=out, weight=weight)
+        return ops.run(out, [(source, x)], positions=positions)
+
+    expected = reference_activation(x, "gelu_tanh") * np.float32(1.7) + table[positions]
+    assert_close(on_every_isa(run), expected, 1e-5)
 
 
 @pytest.mark.parametrize("case", ROPE_CASES, ids=str)

@@ -17,6 +17,11 @@ from pagoda.kernels.attention.reference import attention, write_kv
 from pagoda.kernels.embed.cases import CASES as EMBED_CASES
 from pagoda.kernels.embed.cases import EmbedCase
 from pagoda.kernels.embed.reference import embed
+from pagoda.kernels.experts.cases import ExpertsCase
+from pagoda.kernels.experts.reference import experts, route
+from pagoda.kernels.layer_norm.cases import CASES as LAYER_NORM_CASES
+from pagoda.kernels.layer_norm.cases import LayerNormCase
+from pagoda.kernels.layer_norm.reference import layer_norm
 from pagoda.kernels.linear.cases import CASES as LINEAR_CASES
 from pagoda.kernels.linear.cases import LinearCase
 from pagoda.kernels.linear.reference import linear
@@ -62,6 +67,39 @@ def test_rms_norm(case: RMSNormCase) -> None:
     runs = x.astype(np.float64).reshape(case.num_tokens, -1, case.run_width)
     norms = np.sqrt((runs**2).mean(axis=2, keepdims=True) + eps)
     assert_close(rms_norm(x, weight, eps), (runs / norms * weight).reshape(x.shape))
+
+
+@pytest.mark.parametrize("case", LAYER_NORM_CASES, ids=str)
+def test_layer_norm(case: LayerNormCase) -> None:
+    x, weight, bias, eps = case.make_inputs()
+    rows = x.astype(np.float64)
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + eps) * weight + bias
+    assert_close(layer_norm(x, weight, bias, eps), expected)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_experts_are_summed_by_the_weights_of_the_best(normalised: bool) -> None:
+    x, router, *weights = ExpertsCase(11, 6, 3, normalised=normalised).make_inputs()
+    gates, ups, downs = ([dequantize(t).astype(np.float64) for t in tensors] for tensors in weights)
+    expected = np.zeros(x.shape)
+    for row, scores, out in zip(x.astype(np.float64), router.astype(np.float64), expected, strict=True):
+        p = np.exp(scores) / np.exp(scores).sum()
+        best = np.argsort(-p)[:3]
+        for e in best:
+            gate = gates[e] @ row
+            share = p[e] / p[best].sum() if normalised else p[e]
+            out += share * (downs[e] @ (gate / (1 + np.exp(-gate)) * (ups[e] @ row)))
+    as_floats = [[a.astype(np.float32) for a in arrays] for arrays in (gates, ups, downs)]
+    assert_close(experts(x, router, *as_floats, 3, normalised=normalised), expected)
+
+
+def test_equal_scores_go_to_the_lower_expert() -> None:
+    chosen, shares = route(
+        np.array([[1.0, 3.0, 3.0, 3.0], [0.0, 0.0, 0.0, 0.0]], np.float32), 2, normalised=True
+    )
+    assert chosen.tolist() == [[1, 2], [0, 1]]
+    assert (shares == 0.5).all()
 
 
 @pytest.mark.parametrize("case", ROPE_CASES, ids=str)

@@ -15,7 +15,7 @@ from pagoda.models import build_program
 from pagoda.weights.checkpoint import load_checkpoint
 from tests.models.nll import disagreements, greedy_matches_until_gap, position_nll
 from tests.models.run_program import PagedModel, greedy
-from tests.real_models import QWEN2_5_CODER, SMOLLM2, real_model
+from tests.real_models import GEMMA3, QWEN2_5_CODER, SMOLLM2, real_model
 
 pytestmark = pytest.mark.real_model
 
@@ -28,11 +28,14 @@ class RealModel(NamedTuple):
     golden: Mapping[str, NDArray[Any]]
 
 
-FILES = {"smollm2-135m": SMOLLM2, "qwen2.5-0.5b": QWEN2_5_CODER}
+FILES = {"smollm2-135m": SMOLLM2, "qwen2.5-0.5b": QWEN2_5_CODER, "gemma3-270m": GEMMA3}
 
 
-# Qwen2.5 takes half a minute in numpy; the native backend answers to the same golden file in the fast suite.
-@pytest.fixture(scope="module", params=["smollm2-135m", pytest.param("qwen2.5-0.5b", marks=pytest.mark.slow)])
+# Others take half a minute in numpy; the native backend answers to the same golden files in the fast suite.
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2.5-0.5b", "gemma3-270m")]
+
+
+@pytest.fixture(scope="module", params=["smollm2-135m", *SLOW])
 def real(request: pytest.FixtureRequest) -> Iterator[RealModel]:
     with load_checkpoint(real_model(FILES[request.param])) as checkpoint:
         paged = PagedModel.compile(

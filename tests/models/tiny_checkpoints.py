@@ -133,17 +133,17 @@ def weights(model: TinyModel) -> dict[str, NDArray[np.float32]]:
 
 def _tensor(model_name: str, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     if name.endswith("norm.weight"):
-        return 1 + 0.3 * _uniform(f"{model_name}/{name}", shape)
+        return 1 + 0.3 * uniform(f"{model_name}/{name}", shape)
     if name.endswith(".bias"):
-        return 2 * _uniform(f"{model_name}/{name}", shape)
+        return 2 * uniform(f"{model_name}/{name}", shape)
     if name == "token_embd.weight":
-        return _uniform(f"{model_name}/{name}", shape)
+        return uniform(f"{model_name}/{name}", shape)
     # q and k are large enough for attention to be far from flat.
     gain = 3.0 if "attn_q" in name or "attn_k" in name else 1.5
-    return np.float32(gain / math.sqrt(shape[1])) * _uniform(f"{model_name}/{name}", shape)
+    return np.float32(gain / math.sqrt(shape[1])) * uniform(f"{model_name}/{name}", shape)
 
 
-def _uniform(key: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def uniform(key: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Uniform in [-1, 1). Raw Philox output is one stream in every numpy; distributions may change."""
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
     raw = np.random.Philox(key=seed).random_raw(math.prod(shape))
@@ -153,7 +153,7 @@ def _uniform(key: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 def token_ids(model: TinyModel, num_tokens: int) -> list[int]:
     """The tokens that the golden logits are for."""
-    values = (_uniform(f"{model.name}/tokens", (num_tokens,)) + 1) / 2
+    values = (uniform(f"{model.name}/tokens", (num_tokens,)) + 1) / 2
     return [int(v * model.vocab_size) for v in values]
 
 

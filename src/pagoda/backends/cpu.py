@@ -20,19 +20,24 @@ from pagoda.errors import UnsupportedError
 from pagoda.models.config import RopeConfig
 from pagoda.runtime.forward_batch import Float32Array, ForwardBatch, SampleResult, SamplingBatch
 from pagoda.runtime.program import (
+    Activation,
     Add,
+    AddPosition,
     Attention,
     Embed,
+    Experts,
     GatedActivation,
+    LayerNorm,
     Linear,
     Logits,
     Op,
     Program,
     RMSNorm,
     Rope,
+    Scale,
     Value,
 )
-from pagoda.weights.checkpoint import expected_shapes, require_all_read
+from pagoda.weights.checkpoint import require_all_read
 from pagoda.weights.dequantize import dequantize
 from pagoda.weights.tensor import TensorType, WeightSource
 
@@ -133,7 +138,7 @@ class _Lowering:
         self.native = native
         self.program = program
         self.source = weights
-        self.shapes = expected_shapes(program)
+        self.shapes = program.weight_shapes()
         self.last_use = _last_uses(program)
         self.weights: dict[str, tuple[int, bool]] = {}  # name: native id, whether in floats
         self.buffers: dict[int, int] = {}  # value index: native buffer
@@ -151,7 +156,7 @@ class _Lowering:
 
     def run(self) -> None:
         # Largest first: a weight is in memory twice while it is packed, which costs least at the start.
-        matrices = {op.weight for op in self.program.ops if isinstance(op, Embed | Linear | Logits)}
+        matrices = {name for op in self.program.ops for name in _matrices(op)}
         for name in sorted(matrices, key=lambda name: (-math.prod(self.shapes[name]), name)):
             self._weight(name)
         for index, op in enumerate(self.program.ops):
@@ -181,6 +186,22 @@ class _Lowering:
                     width=op.width,
                     value=op.eps,
                 )
+            case LayerNorm():
+                native.row_op(
+                    "layer_norm",
+                    a=self.buffers[op.x.index],
+                    b=self._vector(op.bias),
+                    out=self._buffer(op.out, reuse=op.x, index=index),
+                    weight=self._vector(op.weight),
+                    value=op.eps,
+                )
+            case AddPosition():
+                native.row_op(
+                    "add_position",
+                    a=self.buffers[op.x.index],
+                    out=self._buffer(op.out),
+                    weight=self._weight(op.weight)[0],
+                )
             case Linear():
                 weight, in_floats = self._weight(op.weight)
                 quant = -1 if in_floats else self._quantise(op.x)
@@ -209,6 +230,32 @@ class _Lowering:
                     b=self.buffers[op.up.index],
                     out=self._buffer(op.out, reuse=op.gate, index=index),
                     gelu=op.kind == "gelu_tanh",
+                )
+            case Activation():
+                native.row_op(
+                    "gelu",
+                    a=self.buffers[op.x.index],
+                    out=self._buffer(op.out, reuse=op.x, index=index),
+                )
+            case Experts():
+                native.experts_op(
+                    x=self.buffers[op.x.index],
+                    router=self.buffers[op.router.index],
+                    out=self._buffer(op.out),
+                    gates=[self._weight(name)[0] for name in op.gates],
+                    ups=[self._weight(name)[0] for name in op.ups],
+                    downs=[self._weight(name)[0] for name in op.downs],
+                    width=op.x.width,
+                    ffn_size=op.ffn_size,
+                    num_active=op.num_active,
+                    normalised=op.normalised,
+                )
+            case Scale():
+                native.row_op(
+                    "scale",
+                    a=self.buffers[op.x.index],
+                    out=self._buffer(op.out, reuse=op.x, index=index),
+                    value=op.factor,
                 )
             case Add():
                 native.row_op(
@@ -311,7 +358,7 @@ def _inputs(op: Op) -> list[Value]:
     match op:
         case Embed():
             return []
-        case RMSNorm() | Rope() | Logits():
+        case RMSNorm() | LayerNorm() | AddPosition() | Rope() | Activation() | Scale() | Logits():
             return [op.x]
         case Linear():
             return [op.x] if op.residual is None else [op.x, op.residual]
@@ -321,6 +368,17 @@ def _inputs(op: Op) -> list[Value]:
             return [op.gate, op.up]
         case Add():
             return [op.a, op.b]
+        case Experts():
+            return [op.x, op.router]
+
+
+def _matrices(op: Op) -> tuple[str, ...]:
+    match op:
+        case Embed() | Linear() | Logits() | AddPosition():
+            return (op.weight,)
+        case Experts():
+            return (*op.gates, *op.ups, *op.downs)
+    return ()
 
 
 def _last_uses(program: Program) -> dict[int, int]:

@@ -16,24 +16,31 @@ import numpy as np
 from pagoda.core.cost import KVCacheSpec
 from pagoda.core.step import BlockCopy
 from pagoda.errors import UnsupportedError
-from pagoda.kernels.activation.reference import gated, softcap
+from pagoda.kernels.activation.reference import activation, gated, softcap
 from pagoda.kernels.attention.reference import KVArray, attention, write_kv
 from pagoda.kernels.embed.reference import embed
+from pagoda.kernels.experts.reference import experts
+from pagoda.kernels.layer_norm.reference import layer_norm
 from pagoda.kernels.linear.reference import linear
 from pagoda.kernels.rms_norm.reference import rms_norm
 from pagoda.kernels.rope.reference import rope
 from pagoda.runtime.forward_batch import Float32Array, ForwardBatch, Int32Array, SampleResult, SamplingBatch
 from pagoda.runtime.program import (
+    Activation,
     Add,
+    AddPosition,
     Attention,
     Embed,
+    Experts,
     GatedActivation,
+    LayerNorm,
     Linear,
     Logits,
     Op,
     Program,
     RMSNorm,
     Rope,
+    Scale,
     Value,
 )
 from pagoda.weights.checkpoint import require_all_read
@@ -143,6 +150,10 @@ class ReferenceModel:
                 return embed(batch.token_ids, w[op.weight], op.scale)
             case RMSNorm():
                 return rms_norm(of(op.x), w[op.weight], op.eps)
+            case LayerNorm():
+                return layer_norm(of(op.x), w[op.weight], w[op.bias], op.eps)
+            case AddPosition():
+                return embed(batch.positions, w[op.weight]) + of(op.x)
             case Linear():
                 bias = None if op.bias is None else w[op.bias]
                 residual = None if op.residual is None else of(op.residual)
@@ -154,8 +165,18 @@ class ReferenceModel:
                 return self._attend(op, of(op.q), of(op.k), of(op.v), batch)
             case GatedActivation():
                 return gated(of(op.gate), of(op.up), op.kind)
+            case Activation():
+                return activation(of(op.x), op.kind)
+            case Experts():
+                gates, ups, downs = ([w[name] for name in names] for names in (op.gates, op.ups, op.downs))
+                return experts(
+                    of(op.x), of(op.router), gates, ups, downs, op.num_active, normalised=op.normalised
+                )
             case Add():
                 return of(op.a) + of(op.b)
+            case Scale():
+                scaled: Float32Array = of(op.x) * np.float32(op.factor)
+                return scaled
             case Logits():
                 return softcap(linear(of(op.x)[batch.logits_rows], w[op.weight]), op.softcap)
 

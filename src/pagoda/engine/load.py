@@ -63,7 +63,9 @@ def load_engine(
         dtype = chosen_backend.default_kv_dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype
         spec = config.kv_cache_spec(block_size=cache.block_size, dtype=dtype)
         scheduler, num_blocks = plan_capacity(checkpoint, spec, max_model_len, scheduler, cache)
-        namespace = cache_namespace(checkpoint.digest(), dtype, backend, cache.cache_namespace)
+        config = checkpoint.config_for(scheduler.max_model_len)
+        model_digest = f"{checkpoint.digest()}-{config.rope_digest()}"
+        namespace = cache_namespace(model_digest, dtype, backend, cache.cache_namespace)
         cache = replace(cache, cache_namespace=namespace)
         compiled = chosen_backend.compile(build_program(config), checkpoint, spec, num_blocks)
         on_failure.callback(compiled.close)

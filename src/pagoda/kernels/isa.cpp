@@ -5,6 +5,8 @@
 #include "attention/cpu.h"
 #include "common/ceilings.h"
 #include "common/kernel_table.h"
+#include "experts/cpu.h"
+#include "layer_norm/cpu.h"
 #include "linear/cpu.h"
 #include "quantize/cpu.h"
 #include "rms_norm/cpu.h"
@@ -20,7 +22,7 @@ namespace PAGODA_ISA {
 extern const Kernels kernels;
 const Kernels kernels = {
     PAGODA_STRING(PAGODA_ISA), linear, quantize_row, rms_norm_row, rope_angles, rope_row, gated_row, add_row,
-    softcap_row, write_kv, attend, merge_partial, sample_row, dot_rounds,
+    softcap_row, write_kv, attend, merge_partial, sample_row, dot_rounds, layer_norm_row, gelu_row, route_row, add_weighted_row,
 };
 
 }  // namespace PAGODA_ISA

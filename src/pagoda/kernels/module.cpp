@@ -43,7 +43,8 @@ RowOp::Kind row_kind(const std::string& name) {
   static const std::pair<const char*, RowOp::Kind> kinds[] = {
       {"embed", RowOp::Embed}, {"norm", RowOp::Norm}, {"angles", RowOp::Angles}, {"rope", RowOp::Rope},
       {"write_kv", RowOp::WriteKV}, {"gated", RowOp::Gated}, {"add", RowOp::Add}, {"quantize", RowOp::Quantize},
-      {"gather", RowOp::Gather}, {"softcap", RowOp::Softcap}, {"merge_attention", RowOp::MergeAttention}};
+      {"gather", RowOp::Gather}, {"softcap", RowOp::Softcap}, {"merge_attention", RowOp::MergeAttention},
+      {"layer_norm", RowOp::LayerNorm}, {"add_position", RowOp::AddPosition}, {"scale", RowOp::Scale}, {"gelu", RowOp::Gelu}};
   for (const auto& [key, kind] : kinds)
     if (name == key) return kind;
   throw std::invalid_argument("unknown row op '" + name + "'");
@@ -118,6 +119,13 @@ NB_MODULE(_native, m) {
            nb::arg("on_logits_rows") = false)
       .def("attention_op", [](Model& self, int q, int out, int layer) { self.add_attention({q, out, layer}); }, nb::kw_only(), nb::arg("q"),
            nb::arg("out"), nb::arg("layer"))
+      .def("experts_op",
+           [](Model& self, int x, int router, int out, std::vector<int> gates, std::vector<int> ups, std::vector<int> downs, int width,
+              int ffn_size, int num_active, bool normalised) {
+             self.add_experts({x, router, out, std::move(gates), std::move(ups), std::move(downs), width, ffn_size, num_active, normalised});
+           },
+           nb::kw_only(), nb::arg("x"), nb::arg("router"), nb::arg("out"), nb::arg("gates"), nb::arg("ups"), nb::arg("downs"), nb::arg("width"),
+           nb::arg("ffn_size"), nb::arg("num_active"), nb::arg("normalised"))
       .def("set_logits", &Model::set_logits)
       .def("forward", &forward)
       .def("sample", &sample_on_model)

@@ -16,7 +16,12 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 
 constexpr const char* PROFILE_KINDS[] = {"row", "linear", "attention", "head", "wait"};
 constexpr int NUM_PROFILE_KINDS = 5;
-int profile_kind(const Stage& stage) { return stage.kind == Stage::Linear && stage.on_logits_rows ? 3 : static_cast<int>(stage.kind); }
+int profile_kind(const Stage& stage) {
+  if (stage.kind == Stage::Experts) return Stage::Linear;
+  return stage.kind == Stage::Linear && stage.on_logits_rows ? 3 : static_cast<int>(stage.kind);
+}
+// Whether its rows do not depend on other rows of the step.
+bool is_local(const Stage& stage) { return (stage.kind == Stage::Row || stage.kind == Stage::Linear) && !stage.on_logits_rows; }
 
 constexpr int TASKS_PER_THREAD = 6;  // enough to even out threads, few enough to keep the counters cool
 constexpr int MIN_BLOCK = 16, MAX_BLOCK = 256;  // rows: enough to use weights often, few enough for the second-level cache
@@ -249,6 +254,7 @@ void Model::plan_stage(Stage& stage, const BatchView& batch) {
   stage.num_rows = stage.on_logits_rows ? batch.num_logits_rows : batch.num_tokens;
   stage.rows_per_task = std::max(1, std::min(16, ceil_div(stage.num_rows, threads)));
   stage.panels_per_task = std::max(1, ceil_div(stage.num_panels, threads * TASKS_PER_THREAD));
+  if (stage.kind == Stage::Experts) plan_experts(stage, stage.num_rows);
 }
 
 // The `owner`'s part of `num_tasks` tasks in order: [first_task(.., owner), first_task(.., owner + 1)).
@@ -257,7 +263,9 @@ static int first_task(int num_tasks, int owner, int threads) { return num_tasks 
 int Model::num_tasks(const Stage& stage, int owner) const {
   if (stage.num_rows == 0) return 0;
   if (stage.kind == Stage::Attention) return static_cast<int>(plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(owner)].size());
-  const int count = stage.kind == Stage::Row ? ceil_div(stage.num_rows, stage.rows_per_task) : ceil_div(stage.num_panels, stage.panels_per_task);
+  const int count = stage.kind == Stage::Experts ? stage.num_tasks
+                    : stage.kind == Stage::Row   ? ceil_div(stage.num_rows, stage.rows_per_task)
+                                                 : ceil_div(stage.num_panels, stage.panels_per_task);
   return first_task(count, owner + 1, pool_.num_threads()) - first_task(count, owner, pool_.num_threads());
 }
 
@@ -284,7 +292,7 @@ const float* Model::forward(const BatchView& batch) {
 // Stages from `first` on that a thread may run for some rows without waiting for others.
 size_t Model::end_of_segment(size_t first) const {
   size_t end = first;
-  while (rows_per_block_ && end < stages_.size() && stages_[end].kind != Stage::Attention && !stages_[end].on_logits_rows) end++;
+  while (rows_per_block_ && end < stages_.size() && is_local(stages_[end])) end++;
   return std::max(end, first + 1);
 }
 
@@ -317,7 +325,7 @@ void Model::run_stages(int thread, const BatchView& batch) {
     end = end_of_segment(i);
     const Stage& stage = stages_[i];
     const double start = profile_ && thread == 0 ? seconds() : 0.0;
-    if (rows_per_block_ && stage.kind != Stage::Attention && !stage.on_logits_rows) {
+    if (rows_per_block_ && is_local(stage)) {
       const int num_blocks = ceil_div(stage.num_rows, rows_per_block_);
       share_out(i, thread, Shares{[&](int owner) { return (num_blocks - owner + threads - 1) / threads; },
                                   [&](int owner, int block) { run_block(i, end, owner + block * threads, thread, batch); }});
@@ -351,6 +359,7 @@ void Model::run_task(const Stage& stage, int owner, int task, int thread, const 
     const int begin = (first_task(ceil_div(stage.num_rows, stage.rows_per_task), owner, threads) + task) * stage.rows_per_task;
     return run_rows(stage, begin, std::min(stage.num_rows, begin + stage.rows_per_task), batch);
   }
+  if (stage.kind == Stage::Experts) return run_experts(stage, first_task(stage.num_tasks, owner, threads) + task, batch);
   const int first = (first_task(ceil_div(stage.num_panels, stage.panels_per_task), owner, threads) + task) * stage.panels_per_task;
   run_linear(stage, 0, stage.num_rows, first, std::min(stage.num_panels, first + stage.panels_per_task));
 }
@@ -401,6 +410,21 @@ void Model::run_row_op(const RowOp& op, int row, const BatchView& batch) {
       return;
     case RowOp::Softcap:
       return kernels_->softcap_row(buffer(op.a).row(row), buffer(op.a).width, op.value);
+    case RowOp::LayerNorm:
+      return kernels_->layer_norm_row(buffer(op.a).row(row), vectors_[at(op.weight)].data(), vectors_[at(op.b)].data(), op.value, buffer(op.a).width,
+                                      buffer(op.out).row(row));
+    case RowOp::AddPosition:
+      unpack_row(weights_[at(op.weight)], batch.positions[row], buffer(op.out).row(row));
+      return kernels_->add_row(buffer(op.out).row(row), buffer(op.a).row(row), buffer(op.a).width, buffer(op.out).row(row));
+    case RowOp::Scale:
+      for (int i = 0; i < buffer(op.a).width; i++) buffer(op.out).row(row)[i] = buffer(op.a).row(row)[i] * op.value;
+      return;
+    case RowOp::Gelu:
+      return kernels_->gelu_row(buffer(op.a).row(row), buffer(op.a).width, buffer(op.out).row(row));
+    case RowOp::Route:
+      return route(op, row);
+    case RowOp::CombineExperts:
+      return combine_experts(op, row);
     case RowOp::MergeAttention: {
       const LayerSpec& layer = layers_[at(op.layer)];
       const AttentionPlan& plan = plans_[at(plan_of_layer_[at(op.layer)])];

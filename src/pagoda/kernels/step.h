@@ -3,8 +3,9 @@
 //   row stage        ops on single rows, one after the other, for a range of rows (norm, quantise, rope, ...)
 //   linear stage     matrix products that do not depend on each other (q, k and v; gate and up)
 //   attention stage  one tile of queries of one KV head, or a few key chunks of one query, a task
+//   experts stages   products of the rows of each expert that is used (experts/stages.cpp)
 //
-// Many rows are shared out in blocks: up to the next attention, whose queries see each other's keys, a thread
+// Many rows are shared out in blocks: up to the next attention or experts, where rows meet, a thread
 // takes a block through all stages while its activations lie in the caches of its core. Few rows are worked on
 // together: each stage is cut into tasks. Both blocks and tasks have an owner, so that a thread reads the weights
 // and rows that it read and wrote before; a thread that has none left takes those of others. Which thread does
@@ -18,16 +19,18 @@
 #include "arena.h"
 #include "common/kernel_table.h"
 #include "common/thread_pool.h"
+#include "experts/state.h"
 
 namespace pagoda {
 
 struct RowOp {
-  enum Kind { Embed, Norm, Angles, Rope, WriteKV, Gated, Add, Quantize, Gather, Softcap, MergeAttention } kind;
-  int a = -1, b = -1, out = -1;  // buffers; for Angles and Rope `b` is the table of angles
+  enum Kind { Embed, Norm, Angles, Rope, WriteKV, Gated, Add, Quantize, Gather, Softcap, MergeAttention, LayerNorm, AddPosition, Scale, Gelu, Route,
+              CombineExperts } kind;
+  int a = -1, b = -1, out = -1;  // buffers; `b` is the table of angles of Angles and Rope, the vector of biases of LayerNorm
   int weight = -1;               // vector or packed weight
-  int layer = -1;                // WriteKV, MergeAttention
+  int layer = -1;                // WriteKV, MergeAttention; Route, CombineExperts: the experts
   int width = 0;                 // Norm: run of columns; Rope: head dim
-  float value = 0.0f;            // Norm: eps; Embed: scale; Softcap: cap
+  float value = 0.0f;            // norms: eps; Embed, Scale: factor; Softcap: cap
   bool gelu = false;
 };
 
@@ -40,11 +43,14 @@ struct AttentionOp {
 };
 
 struct Stage {
-  enum Kind { Row, Linear, Attention } kind;
+  enum Kind { Row, Linear, Attention, Experts } kind;
   bool on_logits_rows = false;
   std::vector<RowOp> row_ops;
   std::vector<LinearOp> linear_ops;
   AttentionOp attention{};
+  int experts = -1;
+  ExpertsPhase phase{};
+  int num_tasks = 0;  // of an experts stage in the current step
   int num_panels = 0;
   int num_rows = 0, rows_per_task = 1, panels_per_task = 1;  // of the current step
 };
@@ -77,6 +83,7 @@ class Model {
   void add_row_op(const RowOp& op, bool on_logits_rows);
   void add_linear(const LinearOp& op, bool on_logits_rows);
   void add_attention(const AttentionOp& op);
+  void add_experts(ExpertsOp op);
   void set_logits(int buffer) { logits_buffer_ = buffer; }
 
   // Runs a step and returns logits [num_logits_rows] rows of `logits_stride()` floats, valid until the next call.
@@ -158,6 +165,15 @@ class Model {
   void run_row_op(const RowOp& op, int row, const BatchView& batch);
   void run_linear(const Stage& stage, int row0, int row1, int first_panel, int last_panel);
   void run_attention(const Stage& stage, const AttentionTask& task, int thread, const BatchView& batch);
+  // experts/stages.cpp
+  void plan_experts(Stage& stage, int num_tokens);
+  void run_experts(const Stage& stage, int task, const BatchView& batch);
+  void group_experts(const ExpertsOp& op, int num_tokens);
+  void gather_expert_row(const ExpertsOp& op, int row);
+  void activate_expert_row(const ExpertsOp& op, int row);
+  void multiply_experts(const Stage& stage, const ExpertsOp& op, int task);
+  void route(const RowOp& op, int row);
+  void combine_experts(const RowOp& op, int row);
   KVLayer kv_layer(const LayerSpec& layer) const;
   AttentionPlan& plan_for(const LayerSpec& layer);
 
@@ -183,6 +199,9 @@ class Model {
   std::vector<std::unique_ptr<SampleScratch>> sample_scratch_;  // a thread; made by the first call
   std::vector<float> partial_;
   int rows_per_block_ = 0;  // of the current step; 0: few rows, worked on together
+  std::vector<ExpertsOp> experts_;
+  ExpertsRows expert_rows_;
+  QuantBuffer expert_x_, expert_hidden_;
   int capacity_ = 0, logits_capacity_ = 0, logits_buffer_ = -1;
   std::vector<bool> buffer_on_logits_;
   bool profile_ = false;

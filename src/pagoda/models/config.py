@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from hashlib import sha256
 
 from pagoda.core.cost import KVCacheSpec, LayerGroup
 
@@ -23,6 +24,16 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertConfig:
+    """Routed experts (Shazeer et al. 2017): each token goes through the best few of them."""
+
+    num_experts: int
+    num_active: int  # experts a token
+    ffn_size: int
+    normalised: bool = True  # weights of the active ones sum to 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     architecture: str
     num_layers: int
@@ -34,14 +45,20 @@ class ModelConfig:
     vocab_size: int
     max_position: int
     norm_eps: float
-    ropes: tuple[RopeConfig, ...]  # one a layer
+    ropes: tuple[RopeConfig, ...]  # one a layer; none where positions are learned
     windows: tuple[int | None, ...]  # one a layer; None attends to everything
     tied_embeddings: bool
     attention_scale: float
     attention_softcap: float | None = None
     final_softcap: float | None = None
     embedding_scale: float = 1.0
-    extra: dict[str, float] = field(default_factory=dict)  # multipliers of single architectures
+    residual_scale: float = 1.0  # of what a layer adds to its input
+    logits_scale: float = 1.0
+    experts: ExpertConfig | None = None
+
+    def rope_digest(self) -> str:
+        """Differs where keys are rotated otherwise: the same file, read for other lengths."""
+        return sha256(repr(self.ropes).encode()).hexdigest()[:16]
 
     def kv_cache_spec(self, *, block_size: int = 16, dtype: str = "i16") -> KVCacheSpec:
         """Layers grouped by attention span, in order of first appearance."""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from pagoda.models.architecture import Architecture
 from pagoda.models.config import ModelConfig
+from pagoda.models.experts import gguf_experts
+from pagoda.models.windows import all_layers
 from pagoda.runtime.program import Program, ProgramBuilder
+from pagoda.weights.settings import Settings
 
 
 def build(config: ModelConfig) -> Program:
@@ -31,3 +37,17 @@ def build(config: ModelConfig) -> Program:
     x = g.rms_norm(x, "output_norm.weight")
     g.logits(x, "token_embd.weight" if config.tied_embeddings else "output.weight")
     return g.build()
+
+
+def from_gguf(settings: Settings, config: ModelConfig) -> ModelConfig:
+    """Mistral has a window in all layers; Mixtral calls itself llama too."""
+    if settings.integer("expert_count"):
+        config = replace(config, architecture="mixtral", experts=gguf_experts(settings, config))
+    return replace(config, windows=all_layers(settings, "attention.sliding_window", config))
+
+
+def from_hf(settings: Settings, config: ModelConfig) -> ModelConfig:
+    return replace(config, windows=all_layers(settings, "sliding_window", config))
+
+
+ARCHITECTURE = Architecture(build=build, from_gguf=from_gguf, from_hf=from_hf, interleaved_rope=True)

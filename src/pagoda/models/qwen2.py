@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from pagoda.models.architecture import Architecture
 from pagoda.models.config import ModelConfig
+from pagoda.models.windows import after_first_layers
 from pagoda.runtime.program import Program, ProgramBuilder
 
 
@@ -31,3 +35,9 @@ def build(config: ModelConfig) -> Program:
     x = g.rms_norm(x, "output_norm.weight")
     g.logits(x, "token_embd.weight" if config.tied_embeddings else "output.weight")
     return g.build()
+
+
+ARCHITECTURE = Architecture(
+    build=build,
+    from_hf=lambda settings, config: replace(config, windows=after_first_layers(settings, config)),
+)

@@ -6,7 +6,7 @@ meaning of a program, and every other backend has to agree with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -42,6 +42,26 @@ class RMSNorm:
     weight: str
     eps: float
     width: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, over rows (Ba et al. 2016)."""
+
+    x: Value
+    out: Value
+    weight: str
+    bias: str
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class AddPosition:
+    """out = x + weight[positions], for models that learned an embedding of each position."""
+
+    x: Value
+    out: Value
+    weight: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +124,44 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """out = x * factor"""
+
+    x: Value
+    out: Value
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """out = activation(x), in feed-forward layers without a gate."""
+
+    x: Value
+    out: Value
+    kind: Literal["gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Feed-forward of the best few experts of each token (Shazeer et al. 2017, Jiang et al. 2024).
+
+    p = softmax(router); the `num_active` largest (ties: lowest index) are kept and, if `normalised`, divided
+    by their sum; out = sum over them, largest first, of p_e * down_e @ (silu(gate_e @ x) * (up_e @ x)).
+    Each of gates, ups and downs names one weight an expert.
+    """
+
+    x: Value
+    router: Value  # [num_tokens, number of experts]
+    out: Value
+    gates: tuple[str, ...]
+    ups: tuple[str, ...]
+    downs: tuple[str, ...]
+    ffn_size: int
+    num_active: int
+    normalised: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Logits:
     """The result: softcap(x[logits_rows] @ weight.T), only for rows whose logits are needed."""
 
@@ -112,7 +170,21 @@ class Logits:
     softcap: float | None
 
 
-Op: TypeAlias = Embed | RMSNorm | Linear | Rope | Attention | GatedActivation | Add | Logits
+Op: TypeAlias = (
+    Embed
+    | AddPosition
+    | RMSNorm
+    | LayerNorm
+    | Linear
+    | Rope
+    | Attention
+    | GatedActivation
+    | Activation
+    | Experts
+    | Add
+    | Scale
+    | Logits
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +195,31 @@ class Program:
 
     def weight_names(self) -> Iterator[str]:
         """Every tensor the program reads, in order of first use, without repeats."""
-        seen: dict[str, None] = {}
+        return iter(self.weight_shapes())
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor that the program reads, by name, in order of first use."""
+        vocab_size = self.config.vocab_size
+        shapes: dict[str, tuple[int, ...]] = {}
         for op in self.ops:
-            for name in (getattr(op, "weight", None), getattr(op, "bias", None)):
-                if name is not None:
-                    seen.setdefault(name)
-        return iter(seen)
+            if isinstance(op, Embed):
+                shapes[op.weight] = (vocab_size, op.out.width)
+            elif isinstance(op, RMSNorm):
+                shapes[op.weight] = (op.width,)
+            elif isinstance(op, LayerNorm):
+                shapes[op.weight] = shapes[op.bias] = (op.x.width,)
+            elif isinstance(op, AddPosition):
+                shapes[op.weight] = (self.config.max_position, op.out.width)
+            elif isinstance(op, Experts):
+                shapes |= dict.fromkeys((*op.gates, *op.ups), (op.ffn_size, op.x.width))
+                shapes |= dict.fromkeys(op.downs, (op.out.width, op.ffn_size))
+            elif isinstance(op, Linear):
+                shapes[op.weight] = (op.out.width, op.x.width)
+                if op.bias is not None:
+                    shapes[op.bias] = (op.out.width,)
+            elif isinstance(op, Logits):
+                shapes[op.weight] = (vocab_size, op.x.width)
+        return shapes
 
 
 class ProgramBuilder:
@@ -152,6 +243,16 @@ class ProgramBuilder:
     def rms_norm(self, x: Value, weight: str, *, head_dim: int | None = None) -> Value:
         out = self._value(x.width)
         self._ops.append(RMSNorm(x, out, weight, self.config.norm_eps, head_dim or x.width))
+        return out
+
+    def layer_norm(self, x: Value, weight: str, bias: str) -> Value:
+        out = self._value(x.width)
+        self._ops.append(LayerNorm(x, out, weight, bias, self.config.norm_eps))
+        return out
+
+    def add_position(self, x: Value, weight: str) -> Value:
+        out = self._value(x.width)
+        self._ops.append(AddPosition(x, out, weight))
         return out
 
     def linear(
@@ -191,6 +292,32 @@ class ProgramBuilder:
     def add(self, a: Value, b: Value) -> Value:
         out = self._value(a.width)
         self._ops.append(Add(a, b, out))
+        return out
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """x * factor; nothing is recorded where that is x."""
+        if factor == 1.0:
+            return x
+        out = self._value(x.width)
+        self._ops.append(Scale(x, out, factor))
+        return out
+
+    def activation(self, x: Value, kind: Literal["gelu_tanh"]) -> Value:
+        out = self._value(x.width)
+        self._ops.append(Activation(x, out, kind))
+        return out
+
+    def experts(
+        self, x: Value, router: Value, gates: Sequence[str], ups: Sequence[str], downs: Sequence[str]
+    ) -> Value:
+        e = self.config.experts
+        assert e is not None, "the model has no experts"
+        out = self._value(x.width)
+        self._ops.append(
+            Experts(
+                x, router, out, tuple(gates), tuple(ups), tuple(downs), e.ffn_size, e.num_active, e.normalised
+            )
+        )
         return out
 
     def logits(self, x: Value, weight: str) -> None:

@@ -29,6 +29,12 @@ inline void gated_row(const float* gate, const float* up, int width, bool gelu, 
   }
 }
 
+inline void gelu_row(const float* x, int width, float* out) {
+  int i = 0;
+  for (; i + 16 <= width; i += 16) store(out + i, gelu_tanh(load16(x + i)));
+  if (i < width) store_first(out + i, gelu_tanh(load_first(x + i, width - i)), width - i);
+}
+
 inline void add_row(const float* a, const float* b, int width, float* out) {
   int i = 0;
   for (; i + 16 <= width; i += 16) store(out + i, add(load16(a + i), load16(b + i)));

@@ -40,6 +40,12 @@ def gelu_tanh(x: Float32Array) -> Float32Array:
     return out
 
 
+def activation(x: Float32Array, kind: Literal["gelu_tanh"]) -> Float32Array:
+    """out = gelu_tanh(x), for feed-forward layers without a gate."""
+    assert kind == "gelu_tanh"
+    return gelu_tanh(x)
+
+
 def softcap(x: Float32Array, cap: float | None) -> Float32Array:
     """cap * tanh(x / cap), which bounds x by cap (Gemma 2, arXiv 2408.00118); None changes nothing."""
     if cap is None:

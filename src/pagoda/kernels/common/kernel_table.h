@@ -33,6 +33,10 @@ struct Kernels {
   void (*merge_partial)(const AttentionShape&, const float* partial, int num_chunks, int kv_head, float* out);
   void (*sample_row)(const SampleArgs&, int row, SampleScratch&);
   double (*dot_rounds)(int rounds, int32_t* sink);  // operations of one round
+  void (*layer_norm_row)(const float* x, const float* weight, const float* bias, float eps, int width, float* out);
+  void (*gelu_row)(const float* x, int width, float* out);
+  void (*route_row)(const float* scores, int num_experts, int num_active, bool normalised, int32_t* experts, float* weights);
+  void (*add_weighted_row)(const float* x, float weight, int width, bool first, float* out);
 };
 
 // Tables that this machine can run, fastest first.
