@@ -96,8 +96,11 @@ class StepScheduled(NamedTuple):
 
 
 class StepFinished(NamedTuple):
+    """`execute_s` is what the executor took, from the end of planning to its results."""
+
     time_s: float
     step: int
+    execute_s: float
 
 
 class BlockCached(NamedTuple):
@@ -203,6 +206,6 @@ class EventRecorder:
             counts = (step.num_scheduled_tokens, len(step.requests), num_running, num_waiting)
             self._on_event(StepScheduled(self._clock(), number, *counts, len(step.block_copies), usage()))
 
-    def step_finished(self, number: int) -> None:
+    def step_finished(self, number: int, execute_s: float) -> None:
         if self._on_event is not None:
-            self._on_event(StepFinished(self._clock(), number))
+            self._on_event(StepFinished(self._clock(), number, execute_s))

@@ -75,7 +75,7 @@ class Scheduler:
         self._planner = StepPlanner(
             config, self.kv, self._waiting, self._running, self._recorder, clock, self._pace
         )
-        self._step_started_s = 0.0
+        self._step_started_s = self._step_planned_s = 0.0
         self._num_added = 0
         self._deadlines: list[tuple[float, int, Request]] = []
         self._finished: list[RequestOutputDelta] = []  # ended outside `update`, not yet handed out
@@ -229,20 +229,22 @@ class Scheduler:
         self._recorder.step_scheduled(
             self.num_steps, step, len(self._running), len(self._waiting), self.kv.usage
         )
+        self._step_planned_s = self._clock()
         return step
 
     def update(self, step: SchedulerOutput, output: ModelOutput) -> list[RequestOutputDelta]:
         """Take in what a step has computed. Requests that have ended since it was planned are skipped."""
+        executed_s = self._clock()
         deltas = self.collect_finished()
         requests = self._land(step)
-        self._pace.observe(step, self._clock() - self._step_started_s)
+        self._pace.observe(step, executed_s - self._step_started_s)
         for request, scheduled in zip(requests, step.requests, strict=True):
             if request.is_finished:
                 continue
             delta = self._update_request(request, scheduled, output)
             if delta is not None:
                 deltas.append(delta)
-        self._recorder.step_finished(self.num_steps)
+        self._recorder.step_finished(self.num_steps, executed_s - self._step_planned_s)
         return deltas
 
     def fail_step(self, step: SchedulerOutput, message: str) -> list[RequestOutputDelta]:

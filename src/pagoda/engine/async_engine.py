@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -54,14 +55,23 @@ class AsyncEngine:
             async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
                 print(output.outputs[0].text, end="")
 
-    `observer` sees the outputs of every step, in the engine thread, before anybody else does.
+    In the engine thread, `observer` sees the outputs of every step before anybody else does, and `on_step`
+    is told how many seconds a step took: from the last one, or from waking up, until its outputs are handed
+    over, with the calls that ran before it.
     """
 
-    def __init__(self, engine: Engine, *, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        observer: Observer | None = None,
+        on_step: Callable[[float], None] | None = None,
+    ) -> None:
         self.engine = engine
         self.queue = QueueState()
         self.failure: str | None = None  # what the last step broke on, while none has succeeded since
         self._observer = observer
+        self._on_step = on_step
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._waker: threading.Thread | None = None
@@ -261,9 +271,11 @@ class AsyncEngine:
     # In the engine thread.
 
     def _run(self) -> None:
+        started_s = time.monotonic()
         while not self._closing:
             if not self.engine.has_unfinished and not self._calls:
                 self._wake.wait()
+                started_s = time.monotonic()
             self._wake.clear()
             while self._calls:
                 self._calls.popleft()()
@@ -271,6 +283,10 @@ class AsyncEngine:
                 outputs = self._step()
                 self._num_left_waiting = self.engine.scheduler.num_waiting
                 self._publish(outputs)
+                ended_s = time.monotonic()
+                if self._on_step is not None:
+                    self._on_step(ended_s - started_s)
+                started_s = ended_s
         while self._calls:
             self._calls.popleft()()
 
