@@ -4,7 +4,7 @@ prefilled, and the share of a step that is not computing."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,41 +20,37 @@ SETTLED_TOKENS = 16
 
 
 class Countdown:
-    """An event for when each of so many streams has a number of tokens."""
+    """An event for when each of so many streams has a number of tokens, or all are over."""
 
     def __init__(self, num_streams: int, num_tokens: int) -> None:
         self._num_tokens = num_tokens
         self._missing = set(range(num_streams))
         self.reached = asyncio.Event()
 
-    def watch(self, stream: int) -> Callable[[int], None]:
-        def on_tokens(num_tokens: int) -> None:
-            if num_tokens >= self._num_tokens:
-                self._missing.discard(stream)
-                if not self._missing:
-                    self.reached.set()
-
-        return on_tokens
+    def on_tokens(self, stream: int, num_tokens: int) -> None:
+        if num_tokens >= self._num_tokens:
+            self._missing.discard(stream)
+            if not self._missing:
+                self.reached.set()
 
 
 async def _run_streams(
-    client: httpx.AsyncClient,
-    bodies: Sequence[dict[str, Any]],
-    countdown: Countdown,
-    then: Callable[[], Any],
-) -> tuple[list[Answer], Any]:
-    """The answers to `bodies`, sent together, and what `then()` gave, which is awaited when the countdown is
-    over, or when all have ended before it."""
-    streams = [
-        asyncio.ensure_future(stream_answer(client, COMPLETIONS, body, countdown.watch(number)))
-        for number, body in enumerate(bodies)
-    ]
-    reached = asyncio.ensure_future(countdown.reached.wait())
-    ended = asyncio.gather(*streams)
-    await asyncio.wait([reached, ended], return_when=asyncio.FIRST_COMPLETED)
-    reached.cancel()
-    result = await then()
-    return await ended, result
+    client: httpx.AsyncClient, bodies: Sequence[dict[str, Any]], countdowns: Sequence[Countdown]
+) -> list[Answer]:
+    """The answers to `bodies`, sent together. No countdown is waited for in vain."""
+
+    async def run(stream: int, body: dict[str, Any]) -> Answer:
+        def on_tokens(num_tokens: int) -> None:
+            for countdown in countdowns:
+                countdown.on_tokens(stream, num_tokens)
+
+        return await stream_answer(client, COMPLETIONS, body, on_tokens)
+
+    try:
+        return await asyncio.gather(*(run(number, body) for number, body in enumerate(bodies)))
+    finally:
+        for countdown in countdowns:
+            countdown.reached.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +88,13 @@ async def measure_itl(client: httpx.AsyncClient, model: str) -> tuple[bool, list
     """Run and print it; whether the measurement holds, and the answers."""
     bodies = [completion(model, random_tokens(64), STREAM_TOKENS) for _ in range(NUM_STREAMS)]
     long_body = completion(model, random_tokens(LONG_PROMPT_TOKENS), 16)
-    streams, long = await _run_streams(
-        client,
-        bodies,
-        Countdown(NUM_STREAMS, NUM_ALONE),
-        lambda: stream_answer(client, COMPLETIONS, long_body),
-    )
+    decoding = Countdown(NUM_STREAMS, NUM_ALONE)
+
+    async def send_long() -> Answer:
+        await decoding.reached.wait()
+        return await stream_answer(client, COMPLETIONS, long_body)
+
+    streams, long = await asyncio.gather(_run_streams(client, bodies, [decoding]), send_long())
     answers = [*streams, long]
     print(f"\nITL of {NUM_STREAMS} streams while a prompt of {LONG_PROMPT_TOKENS} tokens is prefilled")
     if print_failures(answers):
@@ -149,22 +146,17 @@ async def measure_overhead(client: httpx.AsyncClient, model: str) -> tuple[bool,
     """Run and print it, over steps in which every stream decodes; whether the measurement holds, and the
     answers."""
     bodies = [completion(model, random_tokens(64), OVERHEAD_TOKENS) for _ in range(OVERHEAD_STREAMS)]
-    first_end = asyncio.Event()
+    settled = Countdown(OVERHEAD_STREAMS, SETTLED_TOKENS)
+    ending = Countdown(1, OVERHEAD_TOKENS - SETTLED_TOKENS)  # the first, and the others are as far
 
-    def watch_end(num_tokens: int) -> None:
-        if num_tokens >= OVERHEAD_TOKENS - SETTLED_TOKENS:
-            first_end.set()
-
-    async def read() -> StepSeconds:
+    async def read(countdown: Countdown) -> StepSeconds:
+        await countdown.reached.wait()
         return StepSeconds.parse((await client.get("/metrics")).raise_for_status().text)
 
-    async def read_twice() -> StepSeconds:
-        before = await read()
-        await first_end.wait()
-        return await read() - before
-
-    countdown = Countdown(OVERHEAD_STREAMS, SETTLED_TOKENS)
-    answers, spent = await _run_streams(client, bodies, countdown, read_twice)
+    answers, before, after = await asyncio.gather(
+        _run_streams(client, bodies, [settled, ending]), read(settled), read(ending)
+    )
+    spent = after - before
     print(f"\nserver overhead: {OVERHEAD_STREAMS} streams that decode")
     if print_failures(answers):
         return False, answers

@@ -12,8 +12,15 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.running_streams import SETTLED_TOKENS, Countdown, StepSeconds, itl_under_prefill
-from benchmarks.serving import workloads
+from benchmarks.running_streams import (
+    SETTLED_TOKENS,
+    Countdown,
+    StepSeconds,
+    itl_under_prefill,
+    measure_itl,
+    measure_overhead,
+)
+from benchmarks.serving import Measurement, workloads
 from benchmarks.streaming import Answer, StreamTiming, percentile, stream_answer, summarise
 from pagoda.core.events import StepFinished
 from pagoda.server.metric_families import metrics_text
@@ -209,9 +216,27 @@ def test_overhead_is_what_steps_take_beside_the_executor() -> None:
 
 def test_a_measurement_begins_when_every_stream_has_so_many_tokens() -> None:
     countdown = Countdown(2, 3)
-    first, second = countdown.watch(0), countdown.watch(1)
-    for watch, num_tokens in ((first, 3), (first, 9), (second, 2)):
-        watch(num_tokens)
+    for stream_number, num_tokens in ((0, 3), (0, 9), (1, 2)):
+        countdown.on_tokens(stream_number, num_tokens)
         assert not countdown.reached.is_set()
-    second(4)
+    countdown.on_tokens(1, 4)
     assert countdown.reached.is_set()
+
+
+@pytest.mark.parametrize("measure", [measure_itl, measure_overhead])
+def test_a_measurement_ends_when_nothing_is_answered(
+    measure: Measurement, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/metrics":
+            return httpx.Response(200, content=metrics_text(ServerMetrics("m")))
+        return httpx.Response(500, text="broken")
+
+    async def run() -> tuple[bool, list[Answer]]:
+        transport = httpx.MockTransport(respond)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await asyncio.wait_for(measure(client, "m"), 10)
+
+    is_right, answers = asyncio.run(run())
+    assert not is_right and answers and all(answer.failure for answer in answers)
+    assert f"{len(answers)} x HTTP 500" in capsys.readouterr().out
