@@ -25,12 +25,14 @@ class Harness:
         block_size: int = 4,
         vocab_size: int = 50,
         cache: CacheConfig | None = None,
+        duration_s: Callable[[SchedulerOutput], float] = lambda step: 0.0,
         **config: object,
     ) -> None:
         pools = [num_blocks] * len(windows) if isinstance(num_blocks, int) else list(num_blocks)
         spec = make_spec(windows, block_size)
         options = {"max_model_len": 1000, "max_num_seqs": 8, "max_num_batched_tokens": 64, "watermark": 0.0}
         self.now_s = 0.0
+        self.duration_s = duration_s  # of a step
         self.events: list[Event] = []
         self.lifecycle = LifecycleChecker()
         self.progress = ProgressChecker(max_idle_steps=200)
@@ -91,6 +93,7 @@ class Harness:
         if in_flight is not None:
             in_flight()
             check_state(self.scheduler)
+        self.now_s += self.duration_s(step)
         if fail:
             self._take(self.scheduler.fail_step(step, "the device is gone"))
         else:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pagoda.engine.tokenizer import Tokenizer
     from pagoda.server.state import ServerConfig
 
+MAX_DECODE_SLOWDOWN = 2.5  # docs/decisions/prefill-pace.md
 NAME = "serve"
 DESCRIPTION = """Serve a model to many clients at a time, with OpenAI's HTTP API.
 
@@ -77,6 +78,9 @@ def _add_scheduler_arguments(group: argparse._ArgumentGroup) -> None:
         help="of those, prompts above that threshold (default: 1)")  # fmt: skip
     add("--max-prefill-tokens-while-decoding", metavar="N", type=length, default=0,
         help="prompt tokens of a step that also decodes, so that streams keep pace (0: all)")  # fmt: skip
+    add("--max-decode-slowdown", metavar="X", type=float, default=MAX_DECODE_SLOWDOWN,
+        help="how many times longer prompts of others may make a step that decodes, as measured "
+        f"(0: no limit; default: {MAX_DECODE_SLOWDOWN:g})")  # fmt: skip
     add("--max-num-queued-reqs", metavar="N", type=int, default=1024,
         help="sequences that may wait before more get 429; 0: no limit (default: 1024)")  # fmt: skip
     add("--max-num-queued-tokens", metavar="N", type=length, default=0,
@@ -162,6 +166,7 @@ def _load(arguments: argparse.Namespace, on_event: EventSink) -> Engine:
             max_num_partial_prefills=arguments.max_num_partial_prefills,
             max_long_partial_prefills=arguments.max_long_partial_prefills,
             max_prefill_tokens_while_decoding=arguments.max_prefill_tokens_while_decoding,
+            max_decode_slowdown=arguments.max_decode_slowdown,
         ),
         cache=CacheConfig(
             block_size=arguments.block_size,
