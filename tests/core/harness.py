@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from pagoda.config import CacheConfig, SchedulerConfig
-from pagoda.core.events import Event
+from pagoda.core.events import Event, PrefixPinned, PrefixUnpinned
 from pagoda.core.invariants import LifecycleChecker, ProgressChecker, check_state, check_step
 from pagoda.core.request import FinishReason, Request
 from pagoda.core.scheduler import Scheduler
@@ -34,6 +34,7 @@ class Harness:
         self.now_s = 0.0
         self.duration_s = duration_s  # of a step
         self.events: list[Event] = []
+        self.pinned: dict[bytes, int] = {}  # tokens by hash, as the events tell
         self.lifecycle = LifecycleChecker()
         self.progress = ProgressChecker(max_idle_steps=200)
         self.model = PagedModel(spec, pools, vocab_size)
@@ -54,6 +55,10 @@ class Harness:
     def _on_event(self, event: Event) -> None:
         self.events.append(event)
         self.lifecycle(event)
+        if isinstance(event, PrefixPinned):
+            self.pinned[event.block_hash] = event.num_tokens
+        elif isinstance(event, PrefixUnpinned):
+            del self.pinned[event.block_hash]
 
     @property
     def kv(self):  # type: ignore[no-untyped-def]

@@ -152,6 +152,8 @@ class Traffic(RuleBasedStateMachine):
     def invariants_hold(self) -> None:
         if hasattr(self, "harness"):
             check_state(self.harness.scheduler)
+            prefixes = self.harness.scheduler.list_prefixes()
+            assert self.harness.pinned == {p.block_hash: p.num_tokens for p in prefixes if p.pinned}
             for request_id in self.harness.requests:
                 self.harness.check_answer(request_id)
 

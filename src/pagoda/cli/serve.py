@@ -60,6 +60,8 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     add("--chat-template", metavar="FILE", help="Jinja template to use instead of the model's own")
     add("--tool-call-parser", metavar="NAME", choices=("hermes", "llama3_json"),
         help="how tool calls are written: hermes, llama3_json (default: as the template says)")  # fmt: skip
+    add("--enable-auto-tool-choice", action="store_true",
+        help="as vLLM has it; auto always works here, where the chat template knows tools")  # fmt: skip
     add("--threads", metavar="N", type=int, help="default: the cores that `pagoda info` shows")
     add("--backend", choices=("cpu", "reference"), default="cpu", help="reference is slow (default: cpu)")
     add("--seed", metavar="N", type=int, help="makes requests without a seed reproducible")

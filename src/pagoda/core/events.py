@@ -7,11 +7,13 @@ the scheduler's clock.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from pagoda.core.prefix_cache import MissReason, PrefixCacheStats, PrefixMiss
 from pagoda.core.request import FinishReason, Request
 from pagoda.core.step import SchedulerOutput
+
+UnpinReason: TypeAlias = Literal["asked", "expired", "reset", "failed"]
 
 
 class RequestAdded(NamedTuple):
@@ -121,6 +123,23 @@ class BlockEvicted(NamedTuple):
     block_hash: bytes
 
 
+class PrefixPinned(NamedTuple):
+    """A prefix is kept from eviction, or for another time than before; `ttl_s` None is for good."""
+
+    time_s: float
+    block_hash: bytes
+    num_tokens: int
+    ttl_s: float | None
+
+
+class PrefixUnpinned(NamedTuple):
+    """It is kept no more: it was asked for, its time is up, all was forgotten, or its content is in doubt."""
+
+    time_s: float
+    block_hash: bytes
+    reason: UnpinReason
+
+
 Event: TypeAlias = (
     RequestAdded
     | RequestScheduled
@@ -131,6 +150,8 @@ Event: TypeAlias = (
     | StepFinished
     | BlockCached
     | BlockEvicted
+    | PrefixPinned
+    | PrefixUnpinned
 )
 EventSink: TypeAlias = Callable[[Event], None]
 
