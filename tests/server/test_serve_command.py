@@ -51,6 +51,7 @@ def test_it_serves_until_a_signal_and_finishes_what_runs(model: str, tmp_path: P
     template.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     arguments = (model, "--backend", "reference", "--served-model-name", "tiny", "--max-model-len", "1k")
     arguments += ("--chat-template", str(template))
+    arguments += ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")  # as vLLM's quick start has it
     with serve(*arguments) as (process, url, printed), ThreadPoolExecutor() as pool:
         table = "".join(printed)
         for word in ("tiny.gguf, as tiny", "reference, 1 threads", "max_model_len", "1000 tokens", "KV pool"):
