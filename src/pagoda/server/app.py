@@ -108,8 +108,6 @@ def _add_openai_routes(app: FastAPI, state: ServerState) -> None:
         arrival_s = time.monotonic()
         _check(state, body)
         params = completion_params(body)
-        if body.stream and body.echo and params.prompt_logprobs is not None and params.n > 1:
-            raise RequestError("echo with logprobs is streamed for one choice only", param="echo")
         prompts = await completion_prompts(state, body)
         made = CompletionFormat(body, params, state.tokenizer, prompts)
         generation = await start_generation(

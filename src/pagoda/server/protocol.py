@@ -107,7 +107,7 @@ class GenerationBody(Body):
     )
     skip_special_tokens: bool | None = Field(None, description="Leave control tokens out of the text.")
     prompt_logprobs: int | None = Field(
-        None, description="Top log-probabilities of each prompt token; cannot be streamed."
+        None, description="Top log-probabilities of each prompt token; a stream has them at its start."
     )
     return_token_ids: bool | None = Field(None, description="Adds token ids of prompt and choices.")
 
