@@ -43,10 +43,12 @@ def detect_tool_format(template: str) -> ToolFormat | None:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters` is a JSON schema of an object."""
+    """A function that the model may call. `parameters` is a JSON schema of an object; `is_strict` says that
+    arguments are to keep to it even where no call must come."""
 
     name: str
     parameters: Mapping[str, Any]
+    is_strict: bool = False
 
 
 def tool_call_grammar(
@@ -57,25 +59,30 @@ def tool_call_grammar(
     opening_token_id: int | None = None,
     closing_token_id: int | None = None,
     other_schema: dict[str, Any] | None = None,
+    allows_text: bool = False,
 ) -> str:
     """Lark for an answer of 1 to `max_calls` calls of `tools`, laid out as models are trained to.
 
     `opening_token_id` is the control token that `form.opening` is, None where it is text; the closing one
-    likewise. With `other_schema` the answer may also be JSON of that schema.
+    likewise. With `other_schema` the answer may also be JSON of that schema. With `allows_text` it may be any
+    text, in which what `form.opening` begins is a call; that needs a form whose calls all begin with it.
     """
+    assert not (allows_text and form.is_bare)
     opening = _marker(form.opening, opening_token_id)
     closing = _marker(form.closing, closing_token_id)
     names = [f"tool_{number}" for number in range(len(tools))]
     # A bare call needs no marker, and models write it without.
     call = "tool" if form.is_bare else rf'{opening} "\n" tool "\n" {closing}'
     repeats = f" ({json.dumps(form.separator)} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
-    lines = [
-        "%llguidance {}",
-        "start: calls" if other_schema is None else "start: calls | other",
-        f"calls: call{repeats}",
-        f"call: {call}",
-        f"tool: {' | '.join(names)}",
-    ]
+    if allows_text:
+        # Lazy: the text ends where the opening first stands, even if it could go on.
+        head = "head" if opening_token_id is None else f"TEXT {opening}"
+        lines = [f"start: call{{0,{max_calls}}} TEXT", "TEXT: /(.|\\n)*/", f"head[lazy]: TEXT {opening}"]
+        lines = lines if opening_token_id is None else lines[:2]
+        call = rf'{head} "\n" tool "\n" {closing}'
+    else:
+        lines = ["start: calls" if other_schema is None else "start: calls | other", f"calls: call{repeats}"]
+    lines = ["%llguidance {}", *lines, f"call: {call}", f"tool: {' | '.join(names)}"]
     for rule, tool in zip(names, tools, strict=True):
         head = f'{{"name": {json.dumps(tool.name)}, "{form.arguments_key}": '
         lines.append(f'{rule}: {json.dumps(head)} %json {_schema(tool.parameters)} "}}"')
