@@ -49,13 +49,14 @@ def timed_step(h: Harness) -> tuple[SchedulerOutput, float]:
     slowdown=st.sampled_from([1.5, 2.5, 4.0]),
     step_s=st.sampled_from([0.004, 0.01, 0.03]),
     token_s=st.sampled_from([0.0001, 0.0005, 0.002]),
-    context_token_s=st.sampled_from([0.0, 3e-7]),
+    context_share=st.sampled_from([0.0, 0.001]),
     num_streams=st.sampled_from([1, 6]),
 )
 def test_a_long_prompt_slows_streams_down_by_so_much_and_no_more(
-    slowdown: float, step_s: float, token_s: float, context_token_s: float, num_streams: int
+    slowdown: float, step_s: float, token_s: float, context_share: float, num_streams: int
 ) -> None:
     """Also as its tokens get dearer, the longer the context is that they attend to."""
+    context_token_s = context_share * token_s
     cost = LinearCostModel(step_s=step_s, token_s=token_s, context_token_s=context_token_s)
     h = harness_with_streams(num_streams, cost, slowdown)
     _, decode_s = timed_step(h)

@@ -55,7 +55,7 @@ def test_it_serves_until_a_signal_and_finishes_what_runs(model: str, tmp_path: P
     arguments += ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")  # as vLLM's quick start has it
     with serve(*arguments) as (process, url, printed), ThreadPoolExecutor() as pool:
         table = "".join(printed)
-        for word in ("tiny.gguf, as tiny", "reference, 1 threads", "max_model_len", "1000 tokens", "KV pool"):
+        for word in ("tiny.gguf, as tiny", "reference, 1 threads", "1000 tokens", "KV pool", "2.5 times"):
             assert word in table
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 150, "temperature": 0}
         assert (

@@ -234,12 +234,14 @@ def _tell_choices(
     limits = scheduler.config
     pool = f"{format_memory(kv_bytes)} of {spec.dtype}: {' + '.join(map(str, num_blocks))} blocks"
     step = f"up to {limits.max_num_batched_tokens} tokens of {limits.max_num_seqs} sequences"
+    pace = f"{limits.max_decode_slowdown:g} times" if limits.max_decode_slowdown else "without limit"
     rows = [
         ("model", f"{arguments.model}, as {', '.join(config.served_model_names)}"),
         ("backend", f"{arguments.backend}, {threads} threads, {instruction_set()}"),
         ("max_model_len", f"{engine.max_model_len} tokens"),
         ("KV pool", f"{pool} of {spec.block_size} tokens"),
         ("step", f"{step}, {limits.scheduling_policy}"),
+        ("decode slowdown", f"{pace}, by prompts of others"),
         ("prefix caching", "on" if scheduler.kv.config.enable_prefix_caching else "off"),
         ("chat template", "none: /v1/completions only" if template is None else "yes"),
         ("tool calls", _told_tool_format(arguments, tokenizer)),

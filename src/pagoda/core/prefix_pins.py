@@ -15,6 +15,7 @@ from pagoda.core.prefix_cache import NO_BLOCK, PrefixCache, PrefixNode
 from pagoda.core.prefix_lookup import PrefixLookup
 from pagoda.core.request import Request
 from pagoda.errors import CapacityError, RequestError
+from pagoda.sampling_params import SamplingParams
 
 PREVIEW_TOKENS = 32
 PREVIEW_BYTES = PREVIEW_TOKENS * TOKEN_BYTES
@@ -215,6 +216,23 @@ class PrefixPins:
                     hint="unpin another prefix, or raise max_pinned_share or --kv-cache-memory-bytes; "
                     "one sequence of max_model_len always keeps its room",
                 )
+
+
+def named_prefix(
+    token_ids: Sequence[int] | None, block_hash: bytes | None, cache_salt: str | None, adapter: str | None
+) -> Request | bytes:
+    """What `PrefixPins` looks for.
+
+    Raises:
+        RequestError: it is named by both or neither, or by something that is no prompt.
+    """
+    if (token_ids is None) == (block_hash is None):
+        raise RequestError("a prefix is named by its token ids or by its hash, one of them", param="prompt")
+    if block_hash is not None:
+        return block_hash
+    assert token_ids is not None
+    params = SamplingParams(max_tokens=0)
+    return Request("", token_ids, params, seed=0, cache_salt=cache_salt, adapter=adapter)
 
 
 def _preview(nodes: Sequence[PrefixNode]) -> bytes:
