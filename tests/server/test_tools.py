@@ -291,6 +291,17 @@ def test_a_strict_tool_gets_arguments_of_its_schema_though_it_need_not_be_called
         check_calls(message)
 
 
+def test_a_marker_in_ordinary_tokens_is_no_way_around_a_schema() -> None:
+    """Where it is a control token; the parser would take it for one."""
+    tokenizer = marker_tokenizer()
+    said = b'<tool_call>{"name": "stop", "arguments": {"a": 1}}'
+    with tool_server(begins(list(said), tokenizer), tokenizer=tokenizer) as server:
+        assert called(chat(server, max_tokens=len(said) + 20).choices[0].message) == [("stop", {"a": 1})]
+    with tool_server(begins(list(said), tokenizer), tokenizer=tokenizer) as server:
+        message = chat(server, tools=[strict(STOP)], max_tokens=len(said) + 20).choices[0].message
+        assert message.content.startswith("<tool_call") and not message.content.startswith("<tool_call>")
+
+
 def test_strict_tools_leave_a_reply_without_calls_alone() -> None:
     for reply in ("Just text, with < and {braces}.", "", CALL, f"Both:\n{CALL}\n{STOP_CALL} done"):
         with tool_server(saying(reply)) as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,13 +56,14 @@ def tool_call_grammar(
     form: ToolFormat,
     tools: Sequence[Tool],
     *,
-    max_calls: int,
+    max_calls: int | None,
     opening_token_id: int | None = None,
     closing_token_id: int | None = None,
     other_schema: dict[str, Any] | None = None,
     allows_text: bool = False,
 ) -> str:
-    """Lark for an answer of 1 to `max_calls` calls of `tools`, laid out as models are trained to.
+    """Lark for an answer of 1 to `max_calls` (None: any number of) calls of `tools`, laid out as models are
+    trained to.
 
     `opening_token_id` is the control token that `form.opening` is, None where it is text; the closing one
     likewise. With `other_schema` the answer may also be JSON of that schema. With `allows_text` it may be any
@@ -73,15 +75,15 @@ def tool_call_grammar(
     names = [f"tool_{number}" for number in range(len(tools))]
     # A bare call needs no marker, and models write it without.
     call = "tool" if form.is_bare else rf'{opening} "\n" tool "\n" {closing}'
-    repeats = f" ({json.dumps(form.separator)} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
     if allows_text:
-        # Lazy: the text ends where the opening first stands, even if it could go on.
-        head = "head" if opening_token_id is None else f"TEXT {opening}"
-        lines = [f"start: call{{0,{max_calls}}} TEXT", "TEXT: /(.|\\n)*/", f"head[lazy]: TEXT {opening}"]
-        lines = lines if opening_token_id is None else lines[:2]
-        call = rf'{head} "\n" tool "\n" {closing}'
+        lines = [f"start: call{_up_to(max_calls)} TEXT", *_text_before(form.opening, opening_token_id)]
+        call = rf'before "\n" tool "\n" {closing}'
     else:
-        lines = ["start: calls" if other_schema is None else "start: calls | other", f"calls: call{repeats}"]
+        calls = "calls: call"
+        if max_calls != 1:
+            more = _up_to(None if max_calls is None else max_calls - 1)
+            calls += f" ({json.dumps(form.separator)} call){more}"
+        lines = ["start: calls" if other_schema is None else "start: calls | other", calls]
     lines = ["%llguidance {}", *lines, f"call: {call}", f"tool: {' | '.join(names)}"]
     for rule, tool in zip(names, tools, strict=True):
         head = f'{{"name": {json.dumps(tool.name)}, "{form.arguments_key}": '
@@ -89,6 +91,20 @@ def tool_call_grammar(
     if other_schema is not None:
         lines.append(f"other: %json {_schema(other_schema)}")
     return "\n".join(lines)
+
+
+def _up_to(max_times: int | None) -> str:
+    return "*" if max_times is None else f"{{0,{max_times}}}"
+
+
+def _text_before(opening: str, token_id: int | None) -> list[str]:
+    """Rules for any text, and for one that ends where `opening` first stands in it."""
+    if token_id is None:
+        # Lazy: it ends there even if it could go on.
+        return [r"TEXT: /(.|\n)*/", f"before[lazy]: TEXT {json.dumps(opening)}"]
+    # Spelled in ordinary tokens the marker would be read as one, too.
+    text = rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{re.escape(opening)}(.|\n)*/"
+    return [text, f"before: TEXT <[{token_id}]>"]
 
 
 def _marker(text: str, token_id: int | None) -> str:

@@ -71,7 +71,7 @@ class ToolUse:
         grammar = tool_call_grammar(
             self.form,
             self.callable_tools,
-            max_calls=self.max_calls or MAX_PARALLEL_CALLS,
+            max_calls=self.max_calls or (None if allows_text else MAX_PARALLEL_CALLS),
             opening_token_id=self.marker_ids[0],
             closing_token_id=self.marker_ids[1],
             other_schema=other,
