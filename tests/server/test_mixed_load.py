@@ -23,7 +23,6 @@ NONSENSE: list[Any] = [
     b'{"prompt": "a", "model": "gpt"}',
     b'{"prompt": "a", "echo": true, "logprobs": 99}',
     b'{"prompt": [], "stream": true}',
-    b'{"prompt": "a", "structured_outputs": {"regex": "("}}',
     b'{"messages": []}',
 ]
 
