@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+TOKEN_IDS = range(1000, 48000)  # of SmolLM2: ordinary ones
 STREAM = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+def completion(model: str, token_ids: list[int], max_tokens: int) -> dict[str, Any]:
+    """A greedy one of so many tokens."""
+    return {
+        "model": model,
+        "prompt": token_ids,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "skip_special_tokens": False,  # after random tokens some answers are made of them alone
+    }
+
+
+def random_tokens(num_tokens: int) -> list[int]:
+    """New ones in every run, so that no run is served from the cache of an earlier one."""
+    return random.choices(TOKEN_IDS, k=num_tokens)
 
 
 class BadAnswer(Exception):
@@ -47,6 +67,16 @@ class StreamTiming:
             self.itl_s += [(time_s - self.last_token_s) / num_new] * num_new
         self.num_tokens, self.last_token_s = num_tokens, time_s
 
+    def gaps_between(self, start_s: float, end_s: float) -> list[float]:
+        """Those of `itl_s` that some of this time fell into, in seconds since the request was sent."""
+        gaps, gap_end_s = [], self.last_token_s
+        for gap_s in reversed(self.itl_s):
+            gap_start_s = gap_end_s - gap_s
+            if gap_end_s > start_s and gap_start_s < end_s:
+                gaps.append(gap_s)
+            gap_end_s = gap_start_s
+        return gaps[::-1]
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -54,23 +84,32 @@ class Answer:
 
     body: dict[str, Any]
     text: str = ""
+    sent_s: float = 0.0  # on the clock of `time.perf_counter`
     timing: StreamTiming = field(default_factory=StreamTiming)
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     failure: str | None = None
 
 
-async def stream_answer(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Answer:
-    """Send `body` and read its stream to the end; never raises for what the server does."""
+async def stream_answer(
+    client: httpx.AsyncClient,
+    path: str,
+    body: dict[str, Any],
+    on_tokens: Callable[[int], None] = lambda num_tokens: None,
+) -> Answer:
+    """Send `body` and read its stream to the end; never raises for what the server does. `on_tokens` is told
+    how many tokens have come."""
     try:
-        return await _read_stream(client, path, body)
+        return await _read_stream(client, path, body, on_tokens)
     except BadAnswer as error:
         return Answer(body, failure=str(error))
     except httpx.HTTPError as error:
         return Answer(body, failure=f"{type(error).__name__}: {error}".rstrip(": "))
 
 
-async def _read_stream(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Answer:
+async def _read_stream(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], on_tokens: Callable[[int], None]
+) -> Answer:
     timing, pieces, is_done = StreamTiming(), [], False
     usage: dict[str, Any] = {}
     start_s = time.perf_counter()
@@ -93,6 +132,7 @@ async def _read_stream(client: httpx.AsyncClient, path: str, body: dict[str, Any
             if text and not new_usage:
                 raise BadAnswer("text came without usage; timing needs continuous_usage_stats")
             timing.add(time_s, text, usage.get("completion_tokens", 0))
+            on_tokens(timing.num_tokens)
     if not is_done:
         raise BadAnswer("the stream ended without [DONE]")
     if timing.ttft_s is None:
@@ -100,7 +140,7 @@ async def _read_stream(client: httpx.AsyncClient, path: str, body: dict[str, Any
     if timing.num_tokens != body["max_tokens"]:
         raise BadAnswer(f"{timing.num_tokens} tokens came and {body['max_tokens']} were asked for")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return Answer(body, "".join(pieces), timing, usage.get("prompt_tokens", 0), cached)
+    return Answer(body, "".join(pieces), start_s, timing, usage.get("prompt_tokens", 0), cached)
 
 
 def _read_event(data: str) -> tuple[str, dict[str, Any] | None]:

@@ -36,9 +36,9 @@ class SchedulerConfig:
     max_long_partial_prefills: int = 1  # of them, those with more left than the threshold
     long_prefill_token_threshold: int = 0  # most tokens a step gives to one prefill; 0: the whole budget
     max_prefill_tokens_while_decoding: int = 0  # of all prefills, in a step that decodes too; 0: no limit
-    max_decode_slowdown: float = (
-        0.0  # a limit like that, by measured time: such a step over one that only decodes
-    )
+    # A limit like that by measured time: of such a step over one that only decodes. While more wait for their
+    # first token than decode, what it adds is as many times more. 0: no limit; `pagoda serve` has 2.5.
+    max_decode_slowdown: float = 0.0
     longest_prefix_first: bool = True  # among waiting requests of equal priority, the best cached goes first
     max_overtaken_s: float = 5.0  # one that has waited this long is not overtaken for its prefix any more
 

@@ -9,10 +9,22 @@ import math
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
-from benchmarks.serving import workloads
+from benchmarks.running_streams import (
+    SETTLED_TOKENS,
+    Countdown,
+    StepSeconds,
+    itl_under_prefill,
+    measure_itl,
+    measure_overhead,
+)
+from benchmarks.serving import Measurement, workloads
 from benchmarks.streaming import Answer, StreamTiming, percentile, stream_answer, summarise
+from pagoda.core.events import StepFinished
+from pagoda.server.metric_families import metrics_text
+from pagoda.server.metrics import ServerMetrics
 
 DONE = "[DONE]"
 STEP_S = 0.05
@@ -144,7 +156,7 @@ def test_failures_are_counted_and_in_no_latency() -> None:
     timing.add(2.0, "a", 1)
     timing.add(3.0, "b", 2)
     failed = Answer({}, failure="HTTP 500")
-    summary = summarise([failed, Answer({}, "ab", timing, 9, 4), failed], wall_s=4.0)
+    summary = summarise([failed, Answer({}, "ab", 0.0, timing, 9, 4), failed], wall_s=4.0)
     assert (summary.num_answered, summary.failures) == (1, ("HTTP 500", "HTTP 500"))
     assert (summary.ttft_s, summary.itl_s) == ((2.0,), (1.0,))
     assert (summary.num_output_tokens, summary.num_prompt_tokens, summary.num_cached_tokens) == (2, 9, 4)
@@ -160,11 +172,71 @@ def test_percentiles_are_values_that_were_seen() -> None:
 def test_prompts_are_new_in_every_run() -> None:
     """G08: what one run has left in the cache is no help to the next; a workload shares what it says."""
     first, second = workloads(), workloads()
-    for one, other in zip(first, second, strict=True):
+    for one, other in zip(first.values(), second.values(), strict=True):
         starts = [[str(prompts[0][:16]) for prompts in run.clients] for run in (one, other)]
         assert not set(starts[0]) & set(starts[1])
-    shared, chats, apart = first
+    shared, chats, apart = first.values()
     assert len({tuple(prompts[0][:1350]) for prompts in shared.clients}) == 1
-    assert [(len(w.clients), len(w.clients[0])) for w in first] == [(48, 1), (8, 5), (32, 1)]
+    assert [(len(w.clients), len(w.clients[0])) for w in first.values()] == [(48, 1), (8, 5), (32, 1)]
     assert {len(prompts[0]) for prompts in shared.clients} == {1416}
     assert len({str(prompts[0][:1]) for prompts in apart.clients}) > 16 and chats.max_tokens == 64
+
+
+def stream(sent_s: float, times_s: list[float], max_tokens: int | None = None) -> Answer:
+    timing = StreamTiming()
+    for number, time_s in enumerate(times_s, 1):
+        timing.add(time_s - sent_s, "x", number)
+    return Answer({"max_tokens": max_tokens or len(times_s)}, "x", sent_s, timing)
+
+
+def test_gaps_of_running_streams_are_those_that_a_long_prompt_fell_into() -> None:
+    """The first gaps, in which the streams themselves were prefilled, are in neither list."""
+    first = [100.0 + 0.5 * i for i in range(SETTLED_TOKENS + 1)]  # prefills: half a second a token
+    alone = [first[-1] + 0.01 * i for i in range(1, 11)]
+    sent_s = alone[-1] + 0.005
+    under = [alone[-1] + 0.03 * i for i in range(1, 5)]
+    after = [under[-1] + 0.01 * i for i in range(1, 5)]
+    long = stream(sent_s, [under[-1] - 0.001, after[0]])
+    seen = itl_under_prefill([stream(99.0, [*first, *alone, *under, *after])], long)
+    assert len(seen.alone_s) == len(alone) and np.allclose(seen.alone_s, 0.01)
+    assert len(seen.under_prefill_s) == len(under) and np.allclose(seen.under_prefill_s, 0.03)
+    assert math.isclose(seen.ratio, 3.0, rel_tol=1e-6) and seen.num_ended == 0
+    assert itl_under_prefill([stream(99.0, [*first, *alone, *under[:2]])], long).num_ended == 1
+
+
+def test_overhead_is_what_steps_take_beside_the_executor() -> None:
+    metrics = ServerMetrics("m")
+    before = StepSeconds.parse(metrics_text(metrics).decode())
+    for number in range(4):
+        metrics.on_event(StepFinished(0.0, number, 0.018))
+        metrics.on_step(0.02)
+    spent = StepSeconds.parse(metrics_text(metrics).decode()) - before
+    assert spent.num_steps == 4 and math.isclose(spent.overhead_share, 0.1)
+
+
+def test_a_measurement_begins_when_every_stream_has_so_many_tokens() -> None:
+    countdown = Countdown(2, 3)
+    for stream_number, num_tokens in ((0, 3), (0, 9), (1, 2)):
+        countdown.on_tokens(stream_number, num_tokens)
+        assert not countdown.reached.is_set()
+    countdown.on_tokens(1, 4)
+    assert countdown.reached.is_set()
+
+
+@pytest.mark.parametrize("measure", [measure_itl, measure_overhead])
+def test_a_measurement_ends_when_nothing_is_answered(
+    measure: Measurement, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/metrics":
+            return httpx.Response(200, content=metrics_text(ServerMetrics("m")))
+        return httpx.Response(500, text="broken")
+
+    async def run() -> tuple[bool, list[Answer]]:
+        transport = httpx.MockTransport(respond)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await asyncio.wait_for(measure(client, "m"), 10)
+
+    is_right, answers = asyncio.run(run())
+    assert not is_right and answers and all(answer.failure for answer in answers)
+    assert f"{len(answers)} x HTTP 500" in capsys.readouterr().out

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from pagoda.config import CacheConfig, SchedulerConfig
-from pagoda.core.events import Event
+from pagoda.core.events import Event, PrefixPinned, PrefixUnpinned
 from pagoda.core.invariants import LifecycleChecker, ProgressChecker, check_state, check_step
 from pagoda.core.request import FinishReason, Request
 from pagoda.core.scheduler import Scheduler
@@ -25,13 +25,16 @@ class Harness:
         block_size: int = 4,
         vocab_size: int = 50,
         cache: CacheConfig | None = None,
+        duration_s: Callable[[SchedulerOutput], float] = lambda step: 0.0,
         **config: object,
     ) -> None:
         pools = [num_blocks] * len(windows) if isinstance(num_blocks, int) else list(num_blocks)
         spec = make_spec(windows, block_size)
         options = {"max_model_len": 1000, "max_num_seqs": 8, "max_num_batched_tokens": 64, "watermark": 0.0}
         self.now_s = 0.0
+        self.duration_s = duration_s  # of a step
         self.events: list[Event] = []
+        self.pinned: dict[bytes, int] = {}  # tokens by hash, as the events tell
         self.lifecycle = LifecycleChecker()
         self.progress = ProgressChecker(max_idle_steps=200)
         self.model = PagedModel(spec, pools, vocab_size)
@@ -52,6 +55,10 @@ class Harness:
     def _on_event(self, event: Event) -> None:
         self.events.append(event)
         self.lifecycle(event)
+        if isinstance(event, PrefixPinned):
+            self.pinned[event.block_hash] = event.num_tokens
+        elif isinstance(event, PrefixUnpinned):
+            del self.pinned[event.block_hash]
 
     @property
     def kv(self):  # type: ignore[no-untyped-def]
@@ -91,6 +98,7 @@ class Harness:
         if in_flight is not None:
             in_flight()
             check_state(self.scheduler)
+        self.now_s += self.duration_s(step)
         if fail:
             self._take(self.scheduler.fail_step(step, "the device is gone"))
         else:

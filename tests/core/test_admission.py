@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pagoda.config import SchedulerConfig
 from pagoda.core.events import RequestScheduled
-from pagoda.core.prefill_pace import MIN_PREFILL_TOKENS
 from pagoda.core.request import Request
 from pagoda.core.request_queue import admission_order
 from tests.core.harness import Harness
@@ -169,39 +168,3 @@ def test_a_prompt_that_fits_into_a_step_does_not_wait_for_long_ones() -> None:
     assert step is not None
     assert [(r.request_id, len(r.token_ids)) for r in step.requests] == [("long", 6), ("short", 5)]
     h.run()
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    slowdown=st.sampled_from([1.5, 2.5, 4.0]),
-    decode_s=st.sampled_from([0.004, 0.01, 0.03]),
-    prefill_token_s=st.sampled_from([0.0001, 0.0005, 0.002]),
-)
-def test_a_long_prompt_slows_streams_down_by_so_much_and_no_more(
-    slowdown: float, decode_s: float, prefill_token_s: float
-) -> None:
-    """On a machine whose speed nobody has told: learnt from the steps before."""
-    h = Harness(num_blocks=400, max_num_batched_tokens=512, max_decode_slowdown=slowdown)
-
-    def run_step() -> float:
-        start_s = h.now_s
-
-        def take_time() -> None:
-            assert h.scheduler._in_flight is not None
-            lengths = [len(r.token_ids) for r in h.scheduler._in_flight[0].requests]
-            h.now_s += decode_s * (1 in lengths) + prefill_token_s * sum(n for n in lengths if n > 1)
-
-        h.step(in_flight=take_time)
-        return h.now_s - start_s
-
-    for i in range(3):
-        h.add(f"stream {i}", [i] * 40, max_tokens=120)
-    for _ in range(5):
-        run_step()
-    h.add("long", [9] * 600, max_tokens=1)
-    durations = []
-    while not h.requests["long"].is_finished:
-        durations.append(run_step())
-    bound_s = max(slowdown * decode_s, decode_s + MIN_PREFILL_TOKENS * prefill_token_s)
-    assert max(durations) <= bound_s * 1.001
-    assert max(durations) >= min(bound_s, decode_s + 512 * prefill_token_s) * 0.9 - prefill_token_s

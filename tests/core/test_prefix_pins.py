@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagoda.config import CacheConfig
+from pagoda.core.events import PrefixPinned, PrefixUnpinned
 from pagoda.core.prefix_pins import PREVIEW_TOKENS, PrefixInfo
 from pagoda.errors import CapacityError, RequestError
 from tests.core.harness import Harness
@@ -166,6 +167,29 @@ def test_without_prefix_caching_there_is_nothing_to_pin() -> None:
     with pytest.raises(RequestError):
         h.scheduler.pin_prefix(A)
     assert h.scheduler.list_prefixes() == []
+
+
+def test_events_tell_when_a_prefix_is_pinned_and_why_no_more() -> None:
+    h = make_harness()
+    for name, prompt in (("a", A), ("b", A[::-1])):
+        h.generate(name, prompt, max_tokens=1)
+    first = h.scheduler.pin_prefix(A, ttl_s=10.0)
+    second = h.scheduler.pin_prefix(A[::-1])
+    h.now_s = 10.0
+    h.step()
+    assert not h.scheduler.unpin_prefix(A) and h.scheduler.unpin_prefix(A[::-1])
+    h.scheduler.pin_prefix(A)
+    h.scheduler.reset_prefix_cache()
+    assert [(e.block_hash, e.num_tokens, e.ttl_s) for e in h.events_of(PrefixPinned)] == [
+        (first.block_hash, 8, 10.0),
+        (second.block_hash, 8, None),
+        (first.block_hash, 8, None),
+    ]
+    assert [(e.block_hash, e.reason) for e in h.events_of(PrefixUnpinned)] == [
+        (first.block_hash, "expired"),
+        (second.block_hash, "asked"),
+        (first.block_hash, "reset"),
+    ]
 
 
 def test_a_reset_takes_pins_with_it() -> None:

@@ -10,6 +10,7 @@ from pagoda.config import CacheConfig
 from pagoda.core.invariants import check_state
 from pagoda.core.request import FinishReason
 from pagoda.errors import CapacityError, RequestError
+from pagoda.sim.sim_executor import LinearCostModel
 from tests.core.harness import Harness
 
 WINDOWS = [(None,), (None, 5), (3, None), (4,), (2, 7), (None, 1), (6, None, 9)]
@@ -48,7 +49,9 @@ class Traffic(RuleBasedStateMachine):
             long_prefill_token_threshold=data.draw(st.sampled_from([0, 0, 2, 4])),
             max_num_partial_prefills=data.draw(st.sampled_from([1, 3])),
             max_prefill_tokens_while_decoding=data.draw(st.sampled_from([0, 1, 4])),
+            max_decode_slowdown=data.draw(st.sampled_from([0.0, 1.5, 4.0])),
             longest_prefix_first=data.draw(st.booleans()),
+            duration_s=LinearCostModel(step_s=1e-3, token_s=1e-3).duration_s,
         )
         self.num_requests = 0
 
@@ -149,6 +152,8 @@ class Traffic(RuleBasedStateMachine):
     def invariants_hold(self) -> None:
         if hasattr(self, "harness"):
             check_state(self.harness.scheduler)
+            prefixes = self.harness.scheduler.list_prefixes()
+            assert self.harness.pinned == {p.block_hash: p.num_tokens for p in prefixes if p.pinned}
             for request_id in self.harness.requests:
                 self.harness.check_answer(request_id)
 

@@ -52,7 +52,7 @@ def make_engine(
     *,
     num_blocks: int | Sequence[int] = NUM_BLOCKS,
     caching: bool = True,
-    **limits: int,
+    **limits: float,
 ) -> Engine:
     """A cold engine over a runner whose KV cache may hold anything."""
     limits = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "max_model_len": 256} | limits
@@ -157,6 +157,15 @@ def test_chunked_equals_whole(backend: str, name: str, budget: int) -> None:
     """A19, A20: chunks that start and end inside blocks, beside decodes."""
     engine = make_engine(model_runner(backend, name), caching=False, max_num_batched_tokens=budget)
     assert_equal(backend, run(engine, REQUESTS), alone(backend, name))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_cut_by_measured_time_equal_whole_ones(name: str) -> None:
+    """However long the steps of this run happen to take."""
+    engine = make_engine(model_runner("cpu", name), caching=False, max_decode_slowdown=1.1)
+    outputs = run(engine, {"decodes": (PROMPTS["short"], SamplingParams(max_tokens=5))} | REQUESTS)
+    del outputs["decodes"]
+    assert_equal("cpu", outputs, alone("cpu", name))
 
 
 @each_model

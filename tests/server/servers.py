@@ -126,6 +126,7 @@ def scripted_loader(
     max_num_batched_tokens: int = 32,
     before_step: Callable[[SchedulerOutput], None] | None = None,
     scheduling_policy: str = "fcfs",
+    max_decode_slowdown: float = 0.0,
     tokenizer: Tokenizer | None = None,
 ) -> Callable[[EventSink], Engine]:
     def load(on_event: EventSink) -> Engine:
@@ -147,6 +148,7 @@ def scripted_loader(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 scheduling_policy=scheduling_policy,  # type: ignore[arg-type]
+                max_decode_slowdown=max_decode_slowdown,
             ),
             spec,
             (num_blocks,),

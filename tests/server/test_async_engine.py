@@ -29,7 +29,7 @@ def with_engine(test: Callable[[AsyncEngine], Awaitable[None]], script: Any = pa
             scheduler = engine.engine.scheduler
             while scheduler.requests or engine.num_unfinished:  # aborts that nobody waited for
                 await asyncio.sleep(0.001)
-            assert not engine._live and all(u.num_held == 0 for u in scheduler.kv.usage())
+            assert not engine._thread.live and all(u.num_held == 0 for u in scheduler.kv.usage())
 
     asyncio.run(run())
 

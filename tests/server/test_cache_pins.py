@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.servers import VOCAB_SIZE, RunningServer, parrot, serving
+from tests.server.servers import HELLO, VOCAB_SIZE, RunningServer, parrot, serving, user
 
 PROMPT = "system prompt"  # 13 tokens, 3 whole blocks of 4
 NUM_PINNED = 12
@@ -86,6 +86,21 @@ def test_a_pin_ends_when_its_time_is_up() -> None:
         assert status == 404 and answer["error"]["param"] == "prompt"
 
 
+def test_the_beginning_of_chats_is_pinned_by_its_messages() -> None:
+    system = [{"role": "system", "content": "Be brief, be kind."}]
+    with serving(parrot, num_blocks=64) as server:
+        server.client.chat.completions.create(model="test", messages=[*system, *HELLO])  # type: ignore[list-item]
+        server.wait_until(server.is_idle)
+        status, pinned = post(server, "pin", messages=system)
+        assert (status, pinned["num_tokens"]) == (200, len("<system>Be brief, be kind.") // 4 * 4)
+        fill_the_pool(server)
+        answer = server.client.chat.completions.create(model="test", messages=[*system, *user("Bye")])  # type: ignore[list-item]
+        assert answer.usage.prompt_tokens_details.cached_tokens >= pinned["num_tokens"]
+        assert post(server, "unpin", messages=system) == (200, {"unpinned": True})
+        status, answer = post(server, "unpin", messages=system)
+        assert status == 404 and answer["error"]["param"] == "messages"
+
+
 def test_pins_are_of_one_salt() -> None:
     with serving(parrot) as server:
         compute(server, PROMPT, cache_salt="mine")
@@ -122,6 +137,11 @@ def test_a_pool_is_pinned_in_part_only() -> None:
     [
         ({}, "prompt"),
         ({"prompt": "a", "hash": "00"}, "prompt"),
+        ({"prompt": "a", "messages": HELLO}, "prompt"),
+        ({"messages": user("never seen before")}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"prompt": PROMPT, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"hash": "00", "tools": []}, "tools"),
         ({"hash": "no hash"}, "hash"),
         ({"hash": ""}, "hash"),
         ({"hash": "00" * 16}, "hash"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.server.servers import RunningServer, serving, text_tokens
+from tests.server.servers import HELLO, HELLO_TOKENS, RunningServer, parrot, serving, text_tokens
 
 
 def complete(server: RunningServer, prompt: Any, **options: Any) -> Any:
@@ -43,10 +46,18 @@ def test_usage_counts_a_prompt_once(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
 @pytest.mark.parametrize("streams", [False, True])
-def test_echo_with_logprobs_covers_the_prompt(server: RunningServer, max_tokens: int, streams: bool) -> None:
-    """B21: an entry a prompt token, then one a generated token."""
-    answer = complete(server, "abcde<a>", echo=True, logprobs=1, max_tokens=max_tokens, stream=streams)
-    parts = [chunk.choices[0] for chunk in answer] if streams else [answer.choices[0]]
+@pytest.mark.parametrize("n", [1, 3])
+def test_echo_with_logprobs_covers_the_prompt(
+    server: RunningServer, max_tokens: int, streams: bool, n: int
+) -> None:
+    """B21: an entry a prompt token, then one a generated token, in every choice."""
+    answer = complete(server, "abcde<a>", echo=True, logprobs=1, max_tokens=max_tokens, stream=streams, n=n)
+    choices = [c for chunk in answer for c in chunk.choices] if streams else answer.choices
+    for index in range(n):
+        check_echo([choice for choice in choices if choice.index == index], max_tokens)
+
+
+def check_echo(parts: list[Any], max_tokens: int) -> None:
     text = "".join(part.text for part in parts)
     assert text == "abcde<a>" + "abc"[:max_tokens]
     tokens = [token for part in parts for token in part.logprobs.tokens]
@@ -56,6 +67,45 @@ def test_echo_with_logprobs_covers_the_prompt(server: RunningServer, max_tokens:
     assert [o for part in parts for o in part.logprobs.text_offset] == list(range(8 + max_tokens))
     for token, top in zip(tokens[1:], [t for p in parts for t in p.logprobs.top_logprobs][1:], strict=True):
         assert token in top
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_log_probabilities_of_the_prompt_are_streamed_as_they_are_answered(
+    server: RunningServer, path: str, n: int
+) -> None:
+    asked = {"messages": HELLO} if "chat" in path else {"prompt": ["abc<a>", "no<a>"]}
+    body = {**asked, "prompt_logprobs": 1, "max_tokens": 2, "n": n}
+    whole = server.http.post(path, json=body).json()
+    text = server.http.post(path, json={**body, "stream": True}).text
+    chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    if "chat" in path:
+        assert [c["prompt_logprobs"] for c in chunks if "prompt_logprobs" in c] == [whole["prompt_logprobs"]]
+        assert "prompt_logprobs" in chunks[0] and len(whole["prompt_logprobs"]) == HELLO_TOKENS
+        return
+    for choice in whole["choices"]:
+        assert len(choice["prompt_logprobs"]) == (6 if choice["index"] < n else 5)
+        parts = [e for c in chunks for e in c["choices"] if e["index"] == choice["index"]]
+        assert [e["prompt_logprobs"] for e in parts if "prompt_logprobs" in e] == [choice["prompt_logprobs"]]
+        assert "prompt_logprobs" in parts[0]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_echo_that_is_aborted_early_has_its_text(streams: bool) -> None:
+    prompt = "y" * 100  # four steps
+    with serving(parrot, before_step=lambda step: time.sleep(0.1)) as server, ThreadPoolExecutor() as pool:
+        call = pool.submit(
+            server.http.post,
+            "/v1/completions",
+            json={"prompt": prompt, "echo": True, "logprobs": 0, "request_id": "mine", "stream": streams},
+        )
+        server.wait_until(lambda: server.scheduler.num_running == 1)
+        server.http.delete("/requests/mine")
+        answer = call.result()
+    lines = [line[6:] for line in answer.text.split("\n\n") if line.startswith("data: {")]
+    (choice,) = json.loads(lines[0] if streams else answer.text)["choices"]
+    assert (answer.status_code, choice["finish_reason"], choice["text"]) == (200, "abort", prompt)
+    assert choice["logprobs"]["token_logprobs"] == [None] * len(prompt)
 
 
 def test_echo_alone_repeats_the_prompt(server: RunningServer) -> None:

@@ -67,7 +67,7 @@ def test_clients_that_go_at_any_time_leave_nothing() -> None:
             connection.close()
         server.wait_until(server.is_idle)
         engine = server.server.state.loaded_engine
-        assert engine is not None and engine.num_unfinished == 0 and not engine._live
+        assert engine is not None and engine.num_unfinished == 0 and not engine._thread.live
         text = server.client.completions.create(model="test", prompt="still<a>").choices[0].text
         assert text == "still"
         finished = [

@@ -83,6 +83,24 @@ def test_counters_agree_with_usage() -> None:
         assert server.metric("pagoda_inter_token_latency_seconds_count") == num_tokens - 6  # choices
 
 
+def test_step_times_hold_those_of_the_executor_and_no_waiting_for_work() -> None:
+    pause_s = 0.3
+    with serving(parrot, before_step=lambda step: time.sleep(0.005)) as server:
+        start_s = time.monotonic()
+        for _ in range(2):
+            server.client.chat.completions.create(model="test", messages=HELLO)  # type: ignore[arg-type]
+            server.wait_until(server.is_idle)
+            time.sleep(pause_s)
+        wall_s = time.monotonic() - start_s
+        num_steps = server.metric("pagoda_steps_total")
+        server.wait_until(lambda: server.metric("pagoda_step_seconds_count") == num_steps)
+        assert server.metric("pagoda_step_execute_seconds_count") == num_steps
+        execute_s = server.metric("pagoda_step_execute_seconds_sum")
+        assert (
+            0.005 * num_steps <= execute_s < server.metric("pagoda_step_seconds_sum") < wall_s - 2 * pause_s
+        )
+
+
 def test_ttft_starts_at_arrival() -> None:
     """F11: what a client waits in the queue is in the histogram, and in one of its own."""
     with (

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from pagoda.config import CacheConfig, SchedulerConfig
-from pagoda.core.events import EventSink
-from pagoda.engine.engine import Engine
-from pagoda.engine.load import load_engine
-from tests.real_models import SMOLLM2, real_model
-from tests.server.servers import RunningServer, running
+from tests.server.servers import RunningServer
 
 pytestmark = pytest.mark.real_model
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 GREEDY: dict[str, Any] = {"model": "smol", "temperature": 0, "max_tokens": 12}
-
-
-@pytest.fixture(scope="module")
-def smol() -> Iterator[RunningServer]:
-    path = real_model(SMOLLM2)
-
-    def load(on_event: EventSink) -> Engine:
-        return load_engine(
-            path,
-            max_model_len=1024,
-            scheduler=SchedulerConfig(max_num_seqs=8),
-            cache=CacheConfig(kv_cache_memory_bytes=128 * 2**20),
-            on_event=on_event,
-        )
-
-    with running(load, served_model_names=("smol",)) as server:
-        yield server
-        server.wait_until(server.is_idle)
 
 
 def test_a_chat_and_its_repetition_from_the_cache(smol: RunningServer) -> None:

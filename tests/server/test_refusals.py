@@ -167,8 +167,6 @@ def test_fields_that_ask_for_nothing_are_taken(server: RunningServer) -> None:
         (COMPLETIONS, {"prompt": "a", "best_of": 3}, "best_of"),
         (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
         (COMPLETIONS, {"prompt": "a", "logprobs": True}, "logprobs"),
-        (COMPLETIONS, {"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
-        (COMPLETIONS, {"prompt": "a", "stream": True, "echo": True, "logprobs": 1, "n": 2}, "echo"),
         (COMPLETIONS, {"prompt": "a", "min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         (COMPLETIONS, {}, "prompt"),
         (CHAT, {}, "messages"),

@@ -47,13 +47,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_it_serves_until_a_signal_and_finishes_what_runs(model: str, tmp_path: Path) -> None:
+    """E19: all in one process, so that nothing is left of it when it is killed."""
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     arguments = (model, "--backend", "reference", "--served-model-name", "tiny", "--max-model-len", "1k")
     arguments += ("--chat-template", str(template))
+    arguments += ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")  # as vLLM's quick start has it
     with serve(*arguments) as (process, url, printed), ThreadPoolExecutor() as pool:
         table = "".join(printed)
-        for word in ("tiny.gguf, as tiny", "reference, 1 threads", "max_model_len", "1000 tokens", "KV pool"):
+        for word in ("tiny.gguf, as tiny", "reference, 1 threads", "1000 tokens", "KV pool", "2.5 times"):
             assert word in table
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 150, "temperature": 0}
         assert (
@@ -65,6 +67,8 @@ def test_it_serves_until_a_signal_and_finishes_what_runs(model: str, tmp_path: P
         call = pool.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=30)
         while not httpx.get(f"{url}/requests").json()["requests"]:
             time.sleep(0.005)
+        for children in Path(f"/proc/{process.pid}/task").glob("*/children"):
+            assert not children.read_text()
         process.send_signal(signal.SIGTERM)
         assert call.result().json()["usage"]["completion_tokens"] == 150
         assert process.wait(20) == 0

@@ -12,14 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
-from pagoda.config import CacheConfig, SchedulerConfig
-from pagoda.core.events import EventSink
-from pagoda.engine.engine import Engine
-from pagoda.engine.load import load_engine
 from tests.engine.schema_corpus import PERSON, REFUSED, SCHEMAS
 from tests.engine.test_structured_output import PAIR, random_logits
-from tests.real_models import SMOLLM2, real_model
-from tests.server.servers import HELLO, VOCAB_SIZE, RunningServer, byte_tokenizer, running, serving, user
+from tests.server.servers import HELLO, VOCAB_SIZE, RunningServer, byte_tokenizer, serving, user
 
 CHAT = "/v1/chat/completions"
 
@@ -161,24 +156,6 @@ def test_a_grammar_does_not_hold_up_others() -> None:
         content = chat(server, response_format=json_schema({"enum": [f"v{i}" for i in range(5000)]}))
         assert content.choices[0].message.content.startswith('"v')
         assert len(list(stream)) > 100
-
-
-@pytest.fixture(scope="module")
-def smol() -> Iterator[RunningServer]:
-    path = real_model(SMOLLM2)
-
-    def load(on_event: EventSink) -> Engine:
-        return load_engine(
-            path,
-            max_model_len=512,
-            scheduler=SchedulerConfig(max_num_seqs=8),
-            cache=CacheConfig(kv_cache_memory_bytes=64 * 2**20),
-            on_event=on_event,
-        )
-
-    with running(load, served_model_names=("smol",)) as server:
-        yield server
-        server.wait_until(server.is_idle)
 
 
 @pytest.mark.real_model

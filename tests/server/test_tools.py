@@ -260,6 +260,69 @@ def test_calls_in_parallel_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) ->
         assert called(chat(server, parallel_tool_calls=False).choices[0].message) == [ZURICH]
 
 
+def begins(reply: list[int], tokenizer: Tokenizer) -> Callable[[Sequence[int]], Any]:
+    """Says `reply`, and then at random what it may say; to one prompt."""
+    logits = random_logits(tokenizer, VOCAB_SIZE)
+    lengths: list[int] = []
+
+    def script(history: Sequence[int]) -> Any:
+        lengths.append(len(history))
+        num_said = len(history) - lengths[0]
+        return reply[num_said] if num_said < len(reply) else logits(history)
+
+    return script
+
+
+def strict(tool: Any) -> Any:
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("has_control_tokens", [False, True])
+def test_a_strict_tool_gets_arguments_of_its_schema_though_it_need_not_be_called(
+    has_control_tokens: bool, seed: int
+) -> None:
+    tokenizer = marker_tokenizer() if has_control_tokens else byte_tokenizer()
+    said = [*b"I look < here ", *([OPEN] if has_control_tokens else b"<tool_call>")]
+    with tool_server(begins(said, tokenizer), tokenizer=tokenizer) as server:
+        message = chat(server, tools=[strict(WEATHER), STOP], seed=seed).choices[0].message
+        assert message.content.startswith("I look < here") and message.tool_calls
+        message.content = None
+        check_calls(message)
+
+
+def test_a_marker_in_ordinary_tokens_is_no_way_around_a_schema() -> None:
+    """Where it is a control token; the parser would take it for one."""
+    tokenizer = marker_tokenizer()
+    said = b'<tool_call>{"name": "stop", "arguments": {"a": 1}}'
+    with tool_server(begins(list(said), tokenizer), tokenizer=tokenizer) as server:
+        assert called(chat(server, max_tokens=len(said) + 20).choices[0].message) == [("stop", {"a": 1})]
+    with tool_server(begins(list(said), tokenizer), tokenizer=tokenizer) as server:
+        message = chat(server, tools=[strict(STOP)], max_tokens=len(said) + 20).choices[0].message
+        assert message.content.startswith("<tool_call") and not message.content.startswith("<tool_call>")
+
+
+def test_strict_tools_leave_a_reply_without_calls_alone() -> None:
+    for reply in ("Just text, with < and {braces}.", "", CALL, f"Both:\n{CALL}\n{STOP_CALL} done"):
+        with tool_server(saying(reply)) as server:
+            loose, kept = (chat(server, tools=t).choices[0] for t in (TOOLS, [strict(t) for t in TOOLS]))
+            assert (kept.message.content, kept.finish_reason) == (loose.message.content, loose.finish_reason)
+            assert called(kept.message) == called(loose.message)
+
+
+def test_a_strict_tool_is_refused_where_it_cannot_be_enforced() -> None:
+    with tool_server(saying("x"), LLAMA_TEMPLATE) as server:
+        with pytest.raises(openai.BadRequestError, match="required") as refusal:
+            chat(server, tools=[STOP, strict(WEATHER)])
+        assert refusal.value.param == "tools[1].function.strict"
+        assert chat(server, tools=[strict(STOP)], tool_choice="required").choices[0].message.tool_calls
+    with tool_server(saying("x")) as server:
+        unusable = with_function(strict=True, parameters={"not": {}})
+        with pytest.raises(openai.BadRequestError) as refusal:
+            chat(server, **unusable)
+        assert refusal.value.param == "tools"
+
+
 def test_several_choices_have_calls_of_their_own(random_server: RunningServer) -> None:
     choices = chat(random_server, tool_choice="required", n=3, seed=2).choices
     for choice in choices:
@@ -362,6 +425,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (with_function(name=""), "tools[0].function.name"),
     (with_function(name="a b"), "tools[0].function.name"),
     (with_function(parameters=[1]), "tools[0].function.parameters"),
+    (with_function(strict="yes"), "tools[0].function.strict"),
     ({"tools": [STOP, STOP]}, "tools[1].function.name"),
     ({"tool_choice": "always"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),

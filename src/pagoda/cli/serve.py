@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pagoda.engine.tokenizer import Tokenizer
     from pagoda.server.state import ServerConfig
 
+MAX_DECODE_SLOWDOWN = 2.5  # docs/decisions/prefill-pace.md
 NAME = "serve"
 DESCRIPTION = """Serve a model to many clients at a time, with OpenAI's HTTP API.
 
@@ -59,6 +60,8 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     add("--chat-template", metavar="FILE", help="Jinja template to use instead of the model's own")
     add("--tool-call-parser", metavar="NAME", choices=("hermes", "llama3_json"),
         help="how tool calls are written: hermes, llama3_json (default: as the template says)")  # fmt: skip
+    add("--enable-auto-tool-choice", action="store_true",
+        help="as vLLM has it; auto always works here, where the chat template knows tools")  # fmt: skip
     add("--threads", metavar="N", type=int, help="default: the cores that `pagoda info` shows")
     add("--backend", choices=("cpu", "reference"), default="cpu", help="reference is slow (default: cpu)")
     add("--seed", metavar="N", type=int, help="makes requests without a seed reproducible")
@@ -77,6 +80,9 @@ def _add_scheduler_arguments(group: argparse._ArgumentGroup) -> None:
         help="of those, prompts above that threshold (default: 1)")  # fmt: skip
     add("--max-prefill-tokens-while-decoding", metavar="N", type=length, default=0,
         help="prompt tokens of a step that also decodes, so that streams keep pace (0: all)")  # fmt: skip
+    add("--max-decode-slowdown", metavar="X", type=float, default=MAX_DECODE_SLOWDOWN,
+        help="how many times longer prompts of others may make a step that decodes, as measured "
+        f"(0: no limit; default: {MAX_DECODE_SLOWDOWN:g})")  # fmt: skip
     add("--max-num-queued-reqs", metavar="N", type=int, default=1024,
         help="sequences that may wait before more get 429; 0: no limit (default: 1024)")  # fmt: skip
     add("--max-num-queued-tokens", metavar="N", type=length, default=0,
@@ -162,6 +168,7 @@ def _load(arguments: argparse.Namespace, on_event: EventSink) -> Engine:
             max_num_partial_prefills=arguments.max_num_partial_prefills,
             max_long_partial_prefills=arguments.max_long_partial_prefills,
             max_prefill_tokens_while_decoding=arguments.max_prefill_tokens_while_decoding,
+            max_decode_slowdown=arguments.max_decode_slowdown,
         ),
         cache=CacheConfig(
             block_size=arguments.block_size,
@@ -227,12 +234,14 @@ def _tell_choices(
     limits = scheduler.config
     pool = f"{format_memory(kv_bytes)} of {spec.dtype}: {' + '.join(map(str, num_blocks))} blocks"
     step = f"up to {limits.max_num_batched_tokens} tokens of {limits.max_num_seqs} sequences"
+    pace = f"{limits.max_decode_slowdown:g} times" if limits.max_decode_slowdown else "without limit"
     rows = [
         ("model", f"{arguments.model}, as {', '.join(config.served_model_names)}"),
         ("backend", f"{arguments.backend}, {threads} threads, {instruction_set()}"),
         ("max_model_len", f"{engine.max_model_len} tokens"),
         ("KV pool", f"{pool} of {spec.block_size} tokens"),
         ("step", f"{step}, {limits.scheduling_policy}"),
+        ("decode slowdown", f"{pace}, by prompts of others"),
         ("prefix caching", "on" if scheduler.kv.config.enable_prefix_caching else "off"),
         ("chat template", "none: /v1/completions only" if template is None else "yes"),
         ("tool calls", _told_tool_format(arguments, tokenizer)),

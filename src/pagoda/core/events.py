@@ -7,11 +7,13 @@ the scheduler's clock.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from pagoda.core.prefix_cache import MissReason, PrefixCacheStats, PrefixMiss
 from pagoda.core.request import FinishReason, Request
 from pagoda.core.step import SchedulerOutput
+
+UnpinReason: TypeAlias = Literal["asked", "expired", "reset", "failed"]
 
 
 class RequestAdded(NamedTuple):
@@ -96,8 +98,11 @@ class StepScheduled(NamedTuple):
 
 
 class StepFinished(NamedTuple):
+    """`execute_s` is what the executor took, from the end of planning to its results."""
+
     time_s: float
     step: int
+    execute_s: float
 
 
 class BlockCached(NamedTuple):
@@ -118,6 +123,23 @@ class BlockEvicted(NamedTuple):
     block_hash: bytes
 
 
+class PrefixPinned(NamedTuple):
+    """A prefix is kept from eviction, or for another time than before; `ttl_s` None is for good."""
+
+    time_s: float
+    block_hash: bytes
+    num_tokens: int
+    ttl_s: float | None
+
+
+class PrefixUnpinned(NamedTuple):
+    """It is kept no more: it was asked for, its time is up, all was forgotten, or its content is in doubt."""
+
+    time_s: float
+    block_hash: bytes
+    reason: UnpinReason
+
+
 Event: TypeAlias = (
     RequestAdded
     | RequestScheduled
@@ -128,6 +150,8 @@ Event: TypeAlias = (
     | StepFinished
     | BlockCached
     | BlockEvicted
+    | PrefixPinned
+    | PrefixUnpinned
 )
 EventSink: TypeAlias = Callable[[Event], None]
 
@@ -203,6 +227,6 @@ class EventRecorder:
             counts = (step.num_scheduled_tokens, len(step.requests), num_running, num_waiting)
             self._on_event(StepScheduled(self._clock(), number, *counts, len(step.block_copies), usage()))
 
-    def step_finished(self, number: int) -> None:
+    def step_finished(self, number: int, execute_s: float) -> None:
         if self._on_event is not None:
-            self._on_event(StepFinished(self._clock(), number))
+            self._on_event(StepFinished(self._clock(), number, execute_s))

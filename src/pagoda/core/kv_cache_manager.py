@@ -31,7 +31,7 @@ class KVCacheManager:
         num_blocks: blocks of each pool.
         config: whether and how prefixes are shared.
         clock: time of the events, in seconds.
-        on_event: receives `BlockCached` and `BlockEvicted`.
+        on_event: receives `BlockCached`, `BlockEvicted`, `PrefixPinned` and `PrefixUnpinned`.
         make_policy: makes the eviction policy of one pool.
         max_model_len: pins leave room for a sequence of so many tokens; None is the longest that fits.
     """
@@ -60,7 +60,13 @@ class KVCacheManager:
         self.sequences: dict[str, SequenceBlocks] = {}
         self.forks = Forks(spec, self.pools, self.prefix_cache, self.sequences)
         self.pins = PrefixPins(
-            self.prefix_cache, self.lookup, spec, self.pools, self._max_pinned_blocks(max_model_len), clock
+            self.prefix_cache,
+            self.lookup,
+            spec,
+            self.pools,
+            self._max_pinned_blocks(max_model_len),
+            clock,
+            on_event,
         )
         self._publisher = PrefixPublisher(self.prefix_cache, self.lookup, self.pools, config, self._on_cached)
         self._clock = clock

@@ -4,40 +4,56 @@ from __future__ import annotations
 
 from pagoda.core.step import SchedulerOutput
 
-MIN_PREFILL_TOKENS = 16  # a prompt gets on, whatever the measurements say
-WEIGHT = 0.2  # of the latest step in the running averages
+MIN_PREFILL_TOKENS = 4  # a prompt gets on, whatever the measurements say
+DECODE_WEIGHT = 0.2  # of the latest step in the running averages
+PREFILL_WEIGHT = 0.5  # the further a prompt has got, the dearer its next token
+SURE_TOKENS = 16  # a prefill of fewer weighs less
+BASE_STREAMS = 8  # reading the weights takes as long as so many streams: a guess, see `_decode_s`
 
 
 class PrefillPace:
-    """Learns from the duration of steps what a decode and what a prompt token costs.
+    """Learns from the duration of steps what decoding and what a prompt token costs.
 
-    Steps that only decode give the one, steps with prompt tokens the other. Until both are known, and
-    with a clock that stands still, there is no limit.
+    Steps that only decode give the one, and what steps with prompt tokens take beyond it the other; so an
+    error in the second, as contexts grow, is made good by the next steps. Until a step has only decoded,
+    and with a clock that stands still, there is no limit. Durations are all it depends on: with a virtual
+    clock it repeats itself.
     """
 
     def __init__(self, max_decode_slowdown: float) -> None:
         self._max_slowdown = max_decode_slowdown
-        self._decode_step_s: float | None = None
-        self._prefill_token_s: float | None = None
+        self._stream_s: float | None = None
+        self._token_s: float | None = None
 
     def observe(self, step: SchedulerOutput, duration_s: float) -> None:
-        lengths = [len(r.token_ids) for r in step.requests]
-        num_prefill_tokens = sum(n for n in lengths if n > 1)
+        num_decoding = sum(len(r.token_ids) == 1 for r in step.requests)
+        num_prefill_tokens = step.num_scheduled_tokens - num_decoding
         if not num_prefill_tokens:
-            self._decode_step_s = _averaged(self._decode_step_s, duration_s)
-        elif num_prefill_tokens >= MIN_PREFILL_TOKENS:
-            decode_s = self._decode_step_s or 0.0 if 1 in lengths else 0.0
-            token_s = max(0.0, duration_s - decode_s) / num_prefill_tokens
-            self._prefill_token_s = _averaged(self._prefill_token_s, token_s)
+            self._stream_s = _averaged(
+                self._stream_s, duration_s / (BASE_STREAMS + num_decoding), DECODE_WEIGHT
+            )
+        else:
+            token_s = max(0.0, duration_s - self._decode_s(num_decoding)) / num_prefill_tokens
+            weight = PREFILL_WEIGHT * min(1.0, num_prefill_tokens / SURE_TOKENS)
+            self._token_s = _averaged(self._token_s, token_s, weight)
 
-    def max_tokens(self, budget: int) -> int:
-        """Prompt tokens of a step in which others decode: so many that it takes `max_decode_slowdown` times
-        as long as without them."""
-        if not self._max_slowdown or not self._decode_step_s or not self._prefill_token_s:
+    def max_tokens(self, budget: int, num_decoding: int, num_prefilling: int) -> int:
+        """Prompt tokens of a step beside `num_decoding` tokens that are decoded: so many that it takes
+        `max_decode_slowdown` times as long as without them. `num_prefilling` requests wait for their first
+        token; where they are more than those who decode, prompts get as many times more."""
+        if not self._max_slowdown or not num_decoding or not self._stream_s:
             return budget
-        num_tokens = int((self._max_slowdown - 1.0) * self._decode_step_s / self._prefill_token_s)
-        return min(budget, max(MIN_PREFILL_TOKENS, num_tokens))
+        if not self._token_s:
+            return min(budget, MIN_PREFILL_TOKENS)
+        prefill_s = (self._max_slowdown - 1.0) * self._decode_s(num_decoding)
+        prefill_s *= max(1.0, num_prefilling / num_decoding)
+        return min(budget, max(MIN_PREFILL_TOKENS, int(prefill_s / self._token_s)))
+
+    def _decode_s(self, num_decoding: int) -> float:
+        """Of a step with so many streams. The guess matters only while their number is another than in the
+        steps that have been measured, as when prompts come one after the other."""
+        return (self._stream_s or 0.0) * (BASE_STREAMS + num_decoding)
 
 
-def _averaged(average: float | None, value: float) -> float:
-    return value if average is None else average + WEIGHT * (value - average)
+def _averaged(average: float | None, value: float, weight: float) -> float:
+    return value if average is None else average + weight * (value - average)

@@ -10,10 +10,12 @@ from math import inf
 from pagoda.core.block_hash import TOKEN_BYTES
 from pagoda.core.block_pool import BlockPool
 from pagoda.core.cost import KVCacheSpec
+from pagoda.core.events import EventSink, PrefixPinned, PrefixUnpinned, UnpinReason
 from pagoda.core.prefix_cache import NO_BLOCK, PrefixCache, PrefixNode
 from pagoda.core.prefix_lookup import PrefixLookup
 from pagoda.core.request import Request
 from pagoda.errors import CapacityError, RequestError
+from pagoda.sampling_params import SamplingParams
 
 PREVIEW_TOKENS = 32
 PREVIEW_BYTES = PREVIEW_TOKENS * TOKEN_BYTES
@@ -64,6 +66,7 @@ class PrefixPins:
         pools: Sequence[BlockPool],
         max_blocks: Sequence[int],
         clock: Callable[[], float],
+        on_event: EventSink | None = None,
     ) -> None:
         self.max_blocks = tuple(max_blocks)
         self.num_blocks = [0] * len(pools)  # pinned, whether a table holds them or not, by group
@@ -72,6 +75,7 @@ class PrefixPins:
         self._spec = spec
         self._pools = pools
         self._clock = clock
+        self._on_event = on_event
         self._pins: dict[bytes, Pin] = {}
 
     def __len__(self) -> int:
@@ -112,7 +116,10 @@ class PrefixPins:
                 self._pools[group].pin(block)
             pin = self._pins[block_hash] = Pin(tuple(nodes), blocks, expires_s)
         pin.expires_s = expires_s
-        return self._info(nodes[-1], len(nodes) * self._spec.block_size, _preview(nodes))
+        num_tokens = len(nodes) * self._spec.block_size
+        if self._on_event is not None:
+            self._on_event(PrefixPinned(self._clock(), block_hash, num_tokens, ttl_s))
+        return self._info(nodes[-1], num_tokens, _preview(nodes))
 
     def unpin(self, prefix: Request | bytes) -> bool:
         """Take back the pin with this hash, or the longest along a request's tokens; False: there is none.
@@ -123,33 +130,35 @@ class PrefixPins:
         hashes = [prefix] if isinstance(prefix, bytes) else [n.block_hash for n in self._find(prefix)]
         pinned = [h for h in hashes if h in self._pins]
         if pinned:
-            self._drop(pinned[-1])
+            self._drop(pinned[-1], "asked")
         return bool(pinned)
 
-    def _drop(self, block_hash: bytes) -> None:
+    def _drop(self, block_hash: bytes, reason: UnpinReason) -> None:
         pin = self._pins.pop(block_hash)
         for group, block_id in reversed(pin.blocks):  # of a prefix the end is to be evicted first
             block = self._pools[group].blocks[block_id]
             self._pools[group].unpin(block)
             self.num_blocks[group] -= block.num_pins == 0
+        if self._on_event is not None:
+            self._on_event(PrefixUnpinned(self._clock(), block_hash, reason))
 
     def expire(self) -> None:
         """Unpin what has outlived its time."""
         if self._pins:
             now_s = self._clock()
             for block_hash in [h for h, pin in self._pins.items() if pin.expires_s <= now_s]:
-                self._drop(block_hash)
+                self._drop(block_hash, "expired")
 
     def unpin_all(self) -> None:
         for block_hash in list(self._pins):
-            self._drop(block_hash)
+            self._drop(block_hash, "reset")
 
     def unpin_through(self, nodes: Sequence[PrefixNode]) -> None:
         """Unpin every prefix that goes through one of these nodes: their content is in doubt."""
         doubtful = {id(node) for node in nodes}
         for block_hash, pin in list(self._pins.items()):
             if any(id(node) in doubtful for node in pin.nodes):
-                self._drop(block_hash)
+                self._drop(block_hash, "failed")
 
     def list_prefixes(self) -> list[PrefixInfo]:
         """The longest cached prefixes, and all that are pinned, latest use first."""
@@ -207,6 +216,23 @@ class PrefixPins:
                     hint="unpin another prefix, or raise max_pinned_share or --kv-cache-memory-bytes; "
                     "one sequence of max_model_len always keeps its room",
                 )
+
+
+def named_prefix(
+    token_ids: Sequence[int] | None, block_hash: bytes | None, cache_salt: str | None, adapter: str | None
+) -> Request | bytes:
+    """What `PrefixPins` looks for.
+
+    Raises:
+        RequestError: it is named by both or neither, or by something that is no prompt.
+    """
+    if (token_ids is None) == (block_hash is None):
+        raise RequestError("a prefix is named by its token ids or by its hash, one of them", param="prompt")
+    if block_hash is not None:
+        return block_hash
+    assert token_ids is not None
+    params = SamplingParams(max_tokens=0)
+    return Request("", token_ids, params, seed=0, cache_salt=cache_salt, adapter=adapter)
 
 
 def _preview(nodes: Sequence[PrefixNode]) -> bytes:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
 
 from pagoda.config import CacheConfig, SchedulerConfig
 from pagoda.core.cost import KVCacheSpec
+from pagoda.core.deadlines import Deadlines
 from pagoda.core.events import EventRecorder, EventSink
 from pagoda.core.kv_cache_manager import KVCacheManager
 from pagoda.core.prefill_pace import PrefillPace
 from pagoda.core.prefix_cache import PrefixCacheStats
-from pagoda.core.prefix_pins import PrefixInfo
+from pagoda.core.prefix_pins import PrefixInfo, named_prefix
 from pagoda.core.request import FINISHED_STATUS, FinishReason, Request, RequestOutputDelta, RequestStatus
 from pagoda.core.request_queue import RequestQueue, queue_key
 from pagoda.core.step import (
@@ -29,7 +29,6 @@ from pagoda.core.step import (
 )
 from pagoda.core.step_planner import StepPlanner
 from pagoda.errors import CapacityError, RequestError
-from pagoda.sampling_params import SamplingParams
 
 
 class Scheduler:
@@ -75,9 +74,9 @@ class Scheduler:
         self._planner = StepPlanner(
             config, self.kv, self._waiting, self._running, self._recorder, clock, self._pace
         )
-        self._step_started_s = 0.0
+        self._step_started_s = self._step_planned_s = 0.0
         self._num_added = 0
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines = Deadlines()
         self._finished: list[RequestOutputDelta] = []  # ended outside `update`, not yet handed out
         self._in_flight: tuple[SchedulerOutput, list[Request]] | None = None
 
@@ -142,11 +141,7 @@ class Scheduler:
         self._num_added += 1
         self.requests[request.request_id] = request
         self._waiting.add(request)
-        if request.deadline_s is not None:
-            if len(self._deadlines) > 2 * len(self.requests) + 64:  # mostly of requests that are gone
-                self._deadlines = [d for d in self._deadlines if not d[2].is_finished]
-                heapify(self._deadlines)
-            heappush(self._deadlines, (request.deadline_s, self._num_added, request))
+        self._deadlines.add(request, len(self.requests))
         request.queued_s = self._clock()
         self._recorder.added(request)
 
@@ -191,7 +186,7 @@ class Scheduler:
             RequestError: nothing of it is cached, or an argument is wrong.
             CapacityError: there is no room for another pin.
         """
-        return self.kv.pins.pin(_prefix(token_ids, block_hash, cache_salt, adapter), ttl_s)
+        return self.kv.pins.pin(named_prefix(token_ids, block_hash, cache_salt, adapter), ttl_s)
 
     def unpin_prefix(
         self,
@@ -202,7 +197,7 @@ class Scheduler:
         adapter: str | None = None,
     ) -> bool:
         """Take back the pin of this hash, or the longest along `token_ids`; False when there is none."""
-        return self.kv.pins.unpin(_prefix(token_ids, block_hash, cache_salt, adapter))
+        return self.kv.pins.unpin(named_prefix(token_ids, block_hash, cache_salt, adapter))
 
     def list_prefixes(self) -> list[PrefixInfo]:
         """The longest cached prefixes and all pinned ones, latest use first."""
@@ -229,20 +224,22 @@ class Scheduler:
         self._recorder.step_scheduled(
             self.num_steps, step, len(self._running), len(self._waiting), self.kv.usage
         )
+        self._step_planned_s = self._clock()
         return step
 
     def update(self, step: SchedulerOutput, output: ModelOutput) -> list[RequestOutputDelta]:
         """Take in what a step has computed. Requests that have ended since it was planned are skipped."""
+        executed_s = self._clock()
         deltas = self.collect_finished()
         requests = self._land(step)
-        self._pace.observe(step, self._clock() - self._step_started_s)
+        self._pace.observe(step, executed_s - self._step_started_s)
         for request, scheduled in zip(requests, step.requests, strict=True):
             if request.is_finished:
                 continue
             delta = self._update_request(request, scheduled, output)
             if delta is not None:
                 deltas.append(delta)
-        self._recorder.step_finished(self.num_steps)
+        self._recorder.step_finished(self.num_steps, executed_s - self._step_planned_s)
         return deltas
 
     def fail_step(self, step: SchedulerOutput, message: str) -> list[RequestOutputDelta]:
@@ -319,24 +316,12 @@ class Scheduler:
         self._recorder.finished(request)
 
     def _expire(self) -> None:
-        while self._deadlines and self._deadlines[0][0] <= self._clock():
-            deadline_s, _, request = heappop(self._deadlines)
-            if not request.is_finished:
-                late_s = self._clock() - deadline_s
-                self._end(request, FinishReason.ERROR, error=f"its deadline passed {late_s:.3f} s ago")
-                self._finished.append(_delta(request))
-
-
-def _prefix(
-    token_ids: Sequence[int] | None, block_hash: bytes | None, cache_salt: str | None, adapter: str | None
-) -> Request | bytes:
-    if (token_ids is None) == (block_hash is None):
-        raise RequestError("a prefix is named by its token ids or by its hash, one of them", param="prompt")
-    if block_hash is not None:
-        return block_hash
-    assert token_ids is not None
-    params = SamplingParams(max_tokens=0)
-    return Request("", token_ids, params, seed=0, cache_salt=cache_salt, adapter=adapter)
+        now_s = self._clock()
+        for request in self._deadlines.take_expired(now_s):
+            assert request.deadline_s is not None
+            error = f"its deadline passed {now_s - request.deadline_s:.3f} s ago"
+            self._end(request, FinishReason.ERROR, error=error)
+            self._finished.append(_delta(request))
 
 
 def _delta(

@@ -88,10 +88,13 @@ class StepPlanner:
 
     def _max_prefill_tokens(self, budget: int) -> int:
         """Tokens of all prefills in a step: few while others decode, because they wait for its end."""
-        if not self._num_decodes_from(0):
+        num_decoding = self._num_decodes_from(0)
+        if not num_decoding:
             return budget
+        num_places = self._config.max_num_seqs - len(self._running)
+        num_prefilling = len(self._running) - num_decoding + min(num_places, len(self._waiting))
         limit = self._config.max_prefill_tokens_while_decoding or budget
-        return min(limit, self._pace.max_tokens(budget))
+        return min(limit, self._pace.max_tokens(budget, num_decoding, num_prefilling))
 
     def _note_partial(self, num_left: int, plan: _StepPlan) -> None:
         plan.num_partial += 1

@@ -1,46 +1,24 @@
-"""`AsyncEngine`: an `Engine` in a thread of its own, asked from an event loop.
-
-The engine thread owns the engine. The loop posts calls to it, which run between two steps, and gets what a
-step brought for all requests in one hand-over. Without work the thread sleeps.
-
-Waking a loop is a system call, for which a thread lets go of the interpreter lock; the loop would take it
-and work on the outputs while the next step waits to be planned. So a third thread does the waking: it gets
-the lock when the engine thread enters native code, and the loop works while the step runs.
-"""
+"""`AsyncEngine`: an `Engine` for many requests at a time, asked from an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from queue import SimpleQueue
+from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from pagoda.core.request import RequestStatus
-from pagoda.engine.engine import Engine, describe_error
+from pagoda.engine.engine import Engine
+from pagoda.engine.engine_thread import EngineThread, Observer, QueueState
 from pagoda.engine.output import RequestOutput
-from pagoda.engine.request_stream import EngineRequest, RequestStream, failed_output
+from pagoda.engine.request_stream import EngineRequest, RequestStream
 from pagoda.engine.structured_output import MAX_COMPILE_S
 from pagoda.errors import PagodaError, RequestError
 from pagoda.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Observer = Callable[[Sequence[RequestOutput]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueState:
-    """Requests (every choice is one) by state, as the engine thread last saw them."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_waiting_tokens: int = 0  # of those that wait
-    num_left_waiting: int = 0  # by the last step, which had no place for them
 
 
 class EngineStoppedError(PagodaError):
@@ -54,24 +32,21 @@ class AsyncEngine:
             async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
                 print(output.outputs[0].text, end="")
 
-    `observer` sees the outputs of every step, in the engine thread, before anybody else does.
+    In the engine thread, `observer` sees the outputs of every step before anybody else does, and `on_step`
+    is told how many seconds a step took: from the last one, or from waking up, until its outputs are handed
+    over, with the calls that ran before it.
     """
 
-    def __init__(self, engine: Engine, *, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        observer: Observer | None = None,
+        on_step: Callable[[float], None] | None = None,
+    ) -> None:
         self.engine = engine
-        self.queue = QueueState()
-        self.failure: str | None = None  # what the last step broke on, while none has succeeded since
-        self._observer = observer
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._waker: threading.Thread | None = None
-        self._outbox: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None] = SimpleQueue()
-        self._calls: deque[Callable[[], None]] = deque()
-        self._wake = threading.Event()
+        self._thread = EngineThread(engine, self._deliver, observer=observer, on_step=on_step)
         self._stopping = False  # takes no more calls
-        self._closing = False  # the thread ends
-        self._num_left_waiting = 0
-        self._live: set[str] = set()  # unfinished requests, as the engine thread knows them
         self._streams: dict[str, RequestStream] = {}
         self._num_submitted = self._num_submitted_tokens = 0  # choices and their prompts, ever
         self._num_seen = self._num_seen_tokens = 0  # of these, by the engine thread
@@ -95,11 +70,16 @@ class AsyncEngine:
 
     def start(self) -> None:
         """Start the engine thread; outputs go to the running loop."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
-        self._waker = threading.Thread(target=self._wake_loop, name="pagoda-waker", daemon=True)
         self._thread.start()
-        self._waker.start()
+
+    @property
+    def queue(self) -> QueueState:
+        return self._thread.queue
+
+    @property
+    def failure(self) -> str | None:
+        """What the last step broke on, while none has succeeded since."""
+        return self._thread.failure
 
     @property
     def num_unfinished(self) -> int:
@@ -138,7 +118,7 @@ class AsyncEngine:
 
         def add(engine: Engine) -> None:
             try:
-                self._add(engine, requests, stream)
+                self._add(requests, stream)
             finally:
                 self._num_seen += num_choices
                 self._num_seen_tokens += num_tokens
@@ -186,7 +166,7 @@ class AsyncEngine:
     async def abort(self, request_ids: Iterable[str]) -> list[str]:
         """End requests; the ids of those that were there. Their streams get a last output."""
         wanted = list(request_ids)
-        return await self.call(lambda engine: self._abort(engine, wanted))
+        return await self.call(lambda engine: self._thread.abort(wanted))
 
     def abort_soon(self, request_ids: Iterable[str]) -> None:
         """`abort`, without waiting for it."""
@@ -194,11 +174,11 @@ class AsyncEngine:
 
         def run() -> None:
             try:
-                self._abort(self.engine, wanted)
+                self._thread.abort(wanted)
             except Exception:
                 log.exception("requests could not be aborted")
 
-        self._post(run)
+        self._thread.post(run)
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """The result of `function`, run in the engine thread between two steps.
@@ -206,26 +186,11 @@ class AsyncEngine:
         Raises:
             EngineStoppedError: the engine is closing.
         """
-        if self._stopping or self._loop is None:
+        if self._stopping or not self._thread.is_started:
             raise EngineStoppedError(
-                "the engine is shutting down" if self._loop else "start the engine first"
+                "the engine is shutting down" if self._thread.is_started else "start the engine first"
             )
-        return await self._call(function)
-
-    async def _call(self, function: Callable[[Engine], T]) -> T:
-        assert self._loop is not None
-        future: asyncio.Future[T] = self._loop.create_future()
-
-        def run() -> None:
-            try:
-                result = function(self.engine)
-            except BaseException as error:
-                self._hand_over(_set_exception, future, error)
-            else:
-                self._hand_over(_set_result, future, result)
-
-        self._post(run)
-        return await future
+        return await self._thread.call(function)
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until no request is left, and abort those that are after `timeout_s`; whether none was."""
@@ -242,125 +207,26 @@ class AsyncEngine:
         if self._stopping:
             return
         self._stopping = True
-        if self._thread is not None:
-            await self._call(lambda engine: self._abort(engine, list(self._live)))
-            self._closing = True
-            self._wake.set()
-            await asyncio.to_thread(self._thread.join)
-            self._outbox.put(None)
+        if self._thread.is_started:
+            await self._thread.call(lambda engine: self._thread.abort(list(self._thread.live)))
+            await asyncio.to_thread(self._thread.stop)
         self.engine.close()
 
     async def __aenter__(self) -> AsyncEngine:
-        if self._thread is None:
+        if not self._thread.is_started:
             self.start()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    # In the engine thread.
-
-    def _run(self) -> None:
-        while not self._closing:
-            if not self.engine.has_unfinished and not self._calls:
-                self._wake.wait()
-            self._wake.clear()
-            while self._calls:
-                self._calls.popleft()()
-            if self.engine.has_unfinished:
-                outputs = self._step()
-                self._num_left_waiting = self.engine.scheduler.num_waiting
-                self._publish(outputs)
-        while self._calls:
-            self._calls.popleft()()
-
-    def _step(self) -> list[RequestOutput]:
-        try:
-            outputs = self.engine.step()
-        except Exception as error:  # a bug, and no reason to leave anybody waiting
-            log.exception("the engine failed; all its requests end with an error")
-            self.failure = describe_error(error)
-            return self._fail_all(self.failure)
-        self.failure = None
-        return outputs
-
-    def _fail_all(self, message: str) -> list[RequestOutput]:
-        request_ids = list(self._live)
-        try:
-            ended = {output.request_id: output for output in self.engine.abort(request_ids)}
-        except Exception:
-            log.exception("the failed requests could not be aborted")
-            ended = {}
-        return [failed_output(request_id, ended.get(request_id), message) for request_id in request_ids]
-
-    def _add(self, engine: Engine, requests: Sequence[EngineRequest], stream: RequestStream) -> None:
-        for number, r in enumerate(requests):
-            try:
-                engine.add_request(
-                    r.request_id,
-                    r.prompt,
-                    r.params,
-                    output_kind=r.output_kind,
-                    arrival_s=r.arrival_s,
-                    priority=r.priority,
-                    cache_salt=r.cache_salt,
-                    use_cache=r.use_cache,
-                    deadline_s=r.deadline_s,
-                    grammar=r.grammar,
-                )
-            except Exception:
-                engine.abort(added.request_id for added in requests[:number])
-                raise
-        # Before the first output can come, and in this thread, so that a failure sees all that was added.
+    def _add(self, requests: Sequence[EngineRequest], stream: RequestStream) -> None:
+        """In the engine thread."""
+        self._thread.add(requests)
+        # Before the first output can come.
         for r in requests:
             self._streams[r.request_id] = stream
-            self._live.add(r.request_id)
-        self._hand_over(self._idle.clear)
-        self._note_queue()
-
-    def _abort(self, engine: Engine, request_ids: Sequence[str]) -> list[str]:
-        outputs = engine.abort(request_ids)
-        self._publish(outputs)
-        return [output.request_id for output in outputs]
-
-    def _publish(self, outputs: list[RequestOutput]) -> None:
-        self._note_queue()
-        if outputs:
-            self._live.difference_update(output.request_id for output in outputs if output.finished)
-            if self._observer is not None:
-                self._observer(outputs)
-            self._hand_over(self._deliver, outputs)
-
-    def _note_queue(self) -> None:
-        scheduler = self.engine.scheduler
-        num_tokens = 0
-        if scheduler.num_waiting:
-            num_tokens = sum(
-                r.num_tokens for r in scheduler.requests.values() if r.status is not RequestStatus.RUNNING
-            )
-        self.queue = QueueState(
-            scheduler.num_running, scheduler.num_waiting, num_tokens, self._num_left_waiting
-        )
-
-    # From thread to thread.
-
-    def _post(self, call: Callable[[], None]) -> None:
-        self._calls.append(call)
-        self._wake.set()
-
-    def _hand_over(self, function: Callable[..., None], *arguments: Any) -> None:
-        self._outbox.put((function, arguments))  # does not let go of the interpreter lock
-
-    def _wake_loop(self) -> None:
-        """In the third thread."""
-        assert self._loop is not None
-        while (item := self._outbox.get()) is not None:
-            function, arguments = item
-            try:
-                self._loop.call_soon_threadsafe(function, *arguments)
-            except RuntimeError:  # the loop is closed: nobody is left to tell
-                self._closing = True
-                self._wake.set()
+        self._thread.hand_over(self._idle.clear)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
@@ -375,13 +241,3 @@ class AsyncEngine:
 
 
 AsyncLLM = AsyncEngine
-
-
-def _set_result(future: asyncio.Future[T], result: T) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)

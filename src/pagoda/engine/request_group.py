@@ -36,6 +36,7 @@ class RequestGroup:
         self._finished_s: float | None = None
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]  # nothing predicts the first token
         self._prompt_logprobs_taken = requests[0].params.prompt_logprobs is None
+        self._held: list[Choice] = []  # with news, while the prompt's log-probabilities are not all there
         self._num_output_tokens = 0
         self._num_unfinished = len(choices)
 
@@ -59,13 +60,22 @@ class RequestGroup:
         self._num_unfinished -= 1
 
     def take_output(self, now_s: float, changed: Sequence[Choice]) -> RequestOutput | None:
-        """What to hand out now; `changed` are the choices with news. None when nothing is due yet."""
+        """What to hand out now; `changed` are the choices with news. None when nothing is due yet.
+
+        The prompt's log-probabilities are in the first output: another choice than the first, which computes
+        them, may have its first token before.
+        """
         finished = self._num_unfinished == 0
         if self._output_kind is OutputKind.FINAL and not finished:
             return None
         if finished:
             self._finished_s = now_s
         is_delta = self._output_kind is OutputKind.DELTA
+        changed = [*self._held, *(c for c in changed if c not in self._held)]
+        if not self._prompt_logprobs_taken and not self._has_prompt_logprobs and not self.choices[0].finished:
+            self._held = changed
+            return None
+        self._held = []
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
@@ -77,8 +87,12 @@ class RequestGroup:
             prompt_logprobs=self._take_prompt_logprobs(is_delta),
         )
 
+    @property
+    def _has_prompt_logprobs(self) -> bool:
+        return len(self._prompt_logprobs) == len(self._prompt_token_ids)
+
     def _take_prompt_logprobs(self, is_delta: bool) -> list[TokenLogprobs | None] | None:
-        if self._prompt_logprobs_taken or len(self._prompt_logprobs) < len(self._prompt_token_ids):
+        if self._prompt_logprobs_taken or not self._has_prompt_logprobs:
             return None
         self._prompt_logprobs_taken = is_delta
         return self._prompt_logprobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,45 +44,67 @@ def detect_tool_format(template: str) -> ToolFormat | None:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters` is a JSON schema of an object."""
+    """A function that the model may call. `parameters` is a JSON schema of an object; `is_strict` says that
+    arguments are to keep to it even where no call must come."""
 
     name: str
     parameters: Mapping[str, Any]
+    is_strict: bool = False
 
 
 def tool_call_grammar(
     form: ToolFormat,
     tools: Sequence[Tool],
     *,
-    max_calls: int,
+    max_calls: int | None,
     opening_token_id: int | None = None,
     closing_token_id: int | None = None,
     other_schema: dict[str, Any] | None = None,
+    allows_text: bool = False,
 ) -> str:
-    """Lark for an answer of 1 to `max_calls` calls of `tools`, laid out as models are trained to.
+    """Lark for an answer of 1 to `max_calls` (None: any number of) calls of `tools`, laid out as models are
+    trained to.
 
     `opening_token_id` is the control token that `form.opening` is, None where it is text; the closing one
-    likewise. With `other_schema` the answer may also be JSON of that schema.
+    likewise. With `other_schema` the answer may also be JSON of that schema. With `allows_text` it may be any
+    text, in which what `form.opening` begins is a call; that needs a form whose calls all begin with it.
     """
+    assert not (allows_text and form.is_bare)
     opening = _marker(form.opening, opening_token_id)
     closing = _marker(form.closing, closing_token_id)
     names = [f"tool_{number}" for number in range(len(tools))]
     # A bare call needs no marker, and models write it without.
     call = "tool" if form.is_bare else rf'{opening} "\n" tool "\n" {closing}'
-    repeats = f" ({json.dumps(form.separator)} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
-    lines = [
-        "%llguidance {}",
-        "start: calls" if other_schema is None else "start: calls | other",
-        f"calls: call{repeats}",
-        f"call: {call}",
-        f"tool: {' | '.join(names)}",
-    ]
+    if allows_text:
+        lines = [f"start: call{_up_to(max_calls)} TEXT", *_text_before(form.opening, opening_token_id)]
+        call = rf'before "\n" tool "\n" {closing}'
+    else:
+        calls = "calls: call"
+        if max_calls != 1:
+            more = _up_to(None if max_calls is None else max_calls - 1)
+            calls += f" ({json.dumps(form.separator)} call){more}"
+        lines = ["start: calls" if other_schema is None else "start: calls | other", calls]
+    lines = ["%llguidance {}", *lines, f"call: {call}", f"tool: {' | '.join(names)}"]
     for rule, tool in zip(names, tools, strict=True):
         head = f'{{"name": {json.dumps(tool.name)}, "{form.arguments_key}": '
         lines.append(f'{rule}: {json.dumps(head)} %json {_schema(tool.parameters)} "}}"')
     if other_schema is not None:
         lines.append(f"other: %json {_schema(other_schema)}")
     return "\n".join(lines)
+
+
+def _up_to(max_times: int | None) -> str:
+    return "*" if max_times is None else f"{{0,{max_times}}}"
+
+
+def _text_before(opening: str, token_id: int | None) -> list[str]:
+    """Rules for any text, and for one that ends where `opening` first stands in it."""
+    if token_id is None:
+        # Lazy: it ends there even if it could go on.
+        return [r"TEXT: /(.|\n)*/", f"before[lazy]: TEXT {json.dumps(opening)}"]
+    # Spelled in ordinary tokens the marker would be read as one, too.
+    text = rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{re.escape(opening)}(.|\n)*/"
+    return [text, f"before: TEXT <[{token_id}]>"]
 
 
 def _marker(text: str, token_id: int | None) -> str:

@@ -15,10 +15,13 @@ from pagoda.engine.engine import Engine
 from pagoda.errors import CapacityError, RequestError
 from pagoda.server.errors import APIError, JSONBody, as_api_error
 from pagoda.server.generation import tokenise
+from pagoda.server.prompts import chat_prompt
 from pagoda.server.protocol import PinBody, UnpinBody
 from pagoda.server.state import ServerState
 
 MAX_LISTED = 1000
+_NAMES_OF_A_PREFIX = ("prompt", "messages", "hash")
+_FIELDS_OF_MESSAGES = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 RequestId = Annotated[str, Path(description="Id of the answer, or the `request_id` it was sent with.")]
 
 
@@ -45,7 +48,8 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
 
     @app.post("/cache/pin")
     async def pin(body: PinBody) -> Response:
-        """Keep a cached prefix from eviction: the longest of `prompt`, in whole blocks, or that of `hash`.
+        """Keep a cached prefix from eviction: the longest of `prompt` or `messages`, in whole blocks, or that
+        of `hash`.
 
         To have it cached, send a request that begins with it first, if only with `max_tokens` 0. The answer
         is the prefix as `GET /cache` lists it. Pinned again it gets its time anew. 400 if nothing of it is
@@ -63,17 +67,19 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
             raise APIError(400, as_api_error(error).message, code="pin_limit") from None
         except RequestError as error:
             param = "hash" if error.param == "block_hash" else error.param
+            param = "messages" if param == "prompt" and body.prompt is None else param
             raise APIError(400, as_api_error(error).message, param=param) from None
 
     @app.post("/cache/unpin")
     async def unpin(body: UnpinBody) -> Response:
-        """Take back the pin of `hash`, or the longest along `prompt`; 404 if there is none."""
+        """Take back the pin of `hash`, or the longest along `prompt` or `messages`; 404 if there is none."""
         token_ids, block_hash = await _pin_target(state, body)
         was_pinned = await state.engine.call(
             lambda engine: engine.unpin_prefix(token_ids, body.cache_salt or None, block_hash=block_hash)
         )
         if not was_pinned:
-            raise APIError(404, "no such prefix is pinned", param="prompt" if block_hash is None else "hash")
+            named = next(n for n in _NAMES_OF_A_PREFIX if getattr(body, n) is not None)
+            raise APIError(404, "no such prefix is pinned", param=named)
         return JSONBody({"unpinned": True})
 
     @app.get("/requests")
@@ -172,19 +178,26 @@ class _PinTarget(NamedTuple):
 async def _pin_target(state: ServerState, body: UnpinBody) -> _PinTarget:
     """
     Raises:
-        RequestError: not one of prompt and hash is given, or it cannot be one.
+        RequestError: not one of prompt, messages and hash is given, or it cannot be one.
     """
-    if (body.prompt is None) == (body.hash is None):
-        raise RequestError("give either prompt or hash", param="prompt")
+    if sum(getattr(body, name) is not None for name in _NAMES_OF_A_PREFIX) != 1:
+        raise RequestError("give one of prompt, messages and hash", param="prompt")
+    if body.messages is None:
+        for name in _FIELDS_OF_MESSAGES:
+            if getattr(body, name) is not None:
+                raise RequestError(f"{name} goes with messages", param=name)
     if body.hash is not None:
         if body.cache_salt is not None:
-            raise RequestError("cache_salt goes with prompt; a hash has its salt in it", param="cache_salt")
+            raise RequestError("a hash has its cache_salt in it", param="cache_salt")
         try:
             return _PinTarget(None, bytes.fromhex(body.hash))
         except ValueError:
             raise RequestError(
                 f"hash is {body.hash!r}; GET /cache lists those there are", param="hash"
             ) from None
+    if body.messages is not None:
+        chat = await chat_prompt(state, body, body.tools, begins_answer=False)
+        return _PinTarget(chat.token_ids, None)
     assert body.prompt is not None
     if isinstance(body.prompt, str):
         encode = partial(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
-from pagoda.engine.output import CompletionOutput, RequestOutput
+from pagoda.engine.output import CompletionOutput, RequestOutput, TokenLogprobs
 from pagoda.engine.tokenizer import Tokenizer
 from pagoda.engine.tool_parser import ReplyDelta
 from pagoda.sampling_params import SamplingParams
@@ -34,6 +34,9 @@ class AnswerFormat(Protocol):
 
     def extra(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Further fields of a whole answer."""
+
+    def chunk_extra(self, output: RequestOutput) -> dict[str, Any]:
+        """Further fields of the next chunk."""
 
 
 class _ChoiceFormats:
@@ -72,6 +75,7 @@ class ChatFormat:
         self._num_top = params.logprobs
         self._formats = _ChoiceFormats(tokenizer, params)
         self._prefix = prefix  # echo of the message that is continued
+        self._told_prompt_logprobs = False
 
     def choice(self, number: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         reply = self._reply(choice)
@@ -120,6 +124,13 @@ class ChatFormat:
             extra["prompt_token_ids"] = list(output.prompt_token_ids)
         return extra
 
+    def chunk_extra(self, output: RequestOutput) -> dict[str, Any]:
+        """The prompt's log-probabilities come with the first output, and are told once."""
+        if self._told_prompt_logprobs or self._body.prompt_logprobs is None:
+            return {}
+        self._told_prompt_logprobs = True
+        return {"prompt_logprobs": prompt_logprobs_json(output.prompt_logprobs or [])}
+
     def _logprobs(self, choice: CompletionOutput) -> dict[str, Any] | None:
         if self._num_top is None:
             return None
@@ -138,11 +149,10 @@ class CompletionFormat:
         self._formats = _ChoiceFormats(tokenizer, params)
         self._tokenizer = tokenizer
         self._prompts = prompts
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None]] = {}  # by number of the prompt
 
     def choice(self, number: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         made = self._text(number, output, choice)
-        if self._body.prompt_logprobs is not None:
-            made["prompt_logprobs"] = prompt_logprobs_json(output.prompt_logprobs or [])
         if self._body.return_token_ids:
             made["token_ids"] = list(choice.token_ids)
             made["prompt_token_ids"] = list(output.prompt_token_ids)
@@ -166,6 +176,9 @@ class CompletionFormat:
     def extra(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         return {}
 
+    def chunk_extra(self, output: RequestOutput) -> dict[str, Any]:
+        return {}
+
     def _index(self, number: int, choice: CompletionOutput) -> int:
         return number * self._num_choices + choice.index
 
@@ -175,6 +188,8 @@ class CompletionFormat:
         """Text and log-probabilities; those of the prompt come first when it is echoed."""
         index = self._index(number, choice)
         logprobs_format, _ = self._formats.get(index)
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[number] = output.prompt_logprobs
         text, logprobs = choice.text, None
         echoes = bool(self._body.echo) and is_start
         if echoes:
@@ -183,11 +198,15 @@ class CompletionFormat:
         if self._has_logprobs:
             parts = []
             if echoes:
-                assert output.prompt_logprobs is not None
-                parts.append(logprobs_format.echo(output.prompt_token_ids, output.prompt_logprobs))
+                # There are none if the choice was aborted before its prompt was computed.
+                known = self._prompt_logprobs.get(number, [None] * len(output.prompt_token_ids))
+                parts.append(logprobs_format.echo(output.prompt_token_ids, known))
             parts.append(logprobs_format.completion(choice))
             logprobs = {key: [entry for part in parts for entry in part[key]] for key in parts[0]}
-        return {"index": index, "text": text, "logprobs": logprobs}
+        made = {"index": index, "text": text, "logprobs": logprobs}
+        if self._body.prompt_logprobs is not None and is_start:
+            made["prompt_logprobs"] = prompt_logprobs_json(self._prompt_logprobs.get(number, []))
+        return made
 
 
 def _tells_tokens(body: GenerationBody, choice: CompletionOutput) -> bool:
@@ -236,7 +255,7 @@ async def answer_events(
                 entry = made.chunk(number, output, choice)
                 if entry is None:
                     continue
-                chunk: dict[str, Any] = {**head, "choices": [entry]}
+                chunk: dict[str, Any] = {**head, "choices": [entry], **made.chunk_extra(output)}
                 if continuous:
                     chunk["usage"] = generation.usage()
                 elif include_usage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from pagoda.errors import RequestError
 from pagoda.server import admin, errors
 from pagoda.server.answers import AnswerFormat, ChatFormat, CompletionFormat, answer_events, whole_answer
 from pagoda.server.errors import JSONBody
-from pagoda.server.generation import Generation, Prompt, check_priority, start_generation, tokenise
+from pagoda.server.generation import Generation, check_priority, start_generation, tokenise
 from pagoda.server.metric_families import CONTENT_TYPE, metrics_text
 from pagoda.server.middleware import (
     AuthMiddleware,
@@ -27,6 +27,7 @@ from pagoda.server.middleware import (
     RootPathMiddleware,
 )
 from pagoda.server.params import COMPLETION_MAX_TOKENS, chat_params, completion_params
+from pagoda.server.prompts import chat_prompt, completion_prompts
 from pagoda.server.protocol import (
     ChatCompletionBody,
     CompletionBody,
@@ -91,7 +92,7 @@ def _add_openai_routes(app: FastAPI, state: ServerState) -> None:
         tools = tool_use(body, state.tokenizer, state.config.tool_call_parser)
         if tools is not None:
             params = tools.apply(params)
-        prompt = await _chat_prompt(state, body, body.tools if tools is not None else None)
+        prompt = await chat_prompt(state, body, body.tools if tools is not None else None)
         prefix = ""
         if body.echo and body.continue_final_message:
             prefix = normalize_messages(body.messages)[-1]["content"]
@@ -107,9 +108,7 @@ def _add_openai_routes(app: FastAPI, state: ServerState) -> None:
         arrival_s = time.monotonic()
         _check(state, body)
         params = completion_params(body)
-        if body.stream and body.echo and params.prompt_logprobs is not None and params.n > 1:
-            raise RequestError("echo with logprobs is streamed for one choice only", param="echo")
-        prompts = await _completion_prompts(state, body)
+        prompts = await completion_prompts(state, body)
         made = CompletionFormat(body, params, state.tokenizer, prompts)
         generation = await start_generation(
             state,
@@ -156,45 +155,6 @@ async def _respond(
     return Response(status_code=CLIENT_CLOSED_REQUEST) if answer is None else JSONBody(answer)
 
 
-async def _chat_prompt(
-    state: ServerState, body: ChatCompletionBody | TokenizeBody, tools: Sequence[Any] | None = None
-) -> Prompt:
-    tokenizer = state.tokenizer
-    messages = body.messages or []
-    add_generation_prompt = body.add_generation_prompt
-    if add_generation_prompt is None:
-        add_generation_prompt = not body.continue_final_message
-
-    def encode() -> list[int]:
-        return tokenizer.encode_chat(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=bool(body.continue_final_message),
-            template_kwargs=body.chat_template_kwargs,
-        )
-
-    return Prompt(None, await tokenise(sum(len(str(m.get("content"))) for m in messages), encode))
-
-
-async def _completion_prompts(state: ServerState, body: CompletionBody) -> list[Prompt]:
-    tokenizer = state.tokenizer
-    add_special_tokens = body.add_special_tokens is not False
-    given: Sequence[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    if not given:
-        raise RequestError("prompt is empty; it must have at least one token", param="prompt")
-    if isinstance(given[0], int):
-        given = [given]
-    prompts = []
-    for prompt in given:
-        if isinstance(prompt, str):
-            encode = partial(tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
-            prompts.append(Prompt(prompt, await tokenise(len(prompt), encode)))
-        else:
-            prompts.append(Prompt(None, prompt))
-    return prompts
-
-
 def _model(state: ServerState, name: str) -> dict[str, Any]:
     return {
         "id": name,
@@ -217,7 +177,7 @@ def _add_token_routes(app: FastAPI, state: ServerState) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", param="prompt")
         if body.prompt is None:
-            token_ids = (await _chat_prompt(state, body, body.tools)).token_ids
+            token_ids = (await chat_prompt(state, body, body.tools)).token_ids
         else:
             encode = partial(
                 tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens is not False

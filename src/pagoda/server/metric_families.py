@@ -202,6 +202,17 @@ HISTOGRAMS = (
         lambda m: m.step_tokens,
         alias="vllm:iteration_tokens_total",
     ),
+    HistogramSpec(
+        "pagoda_step_seconds",
+        "A step in the engine thread: what was asked of it since the last one, scheduling, computing, making "
+        "text, handing over.",
+        lambda m: m.step_s,
+    ),
+    HistogramSpec(
+        "pagoda_step_execute_seconds",
+        "Of that, the executor: the model and sampling. The rest of a step is the server's overhead.",
+        lambda m: m.execute_s,
+    ),
 )
 
 

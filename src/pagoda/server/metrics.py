@@ -18,6 +18,7 @@ from pagoda.core.events import (
     RequestFinished,
     RequestPreempted,
     RequestScheduled,
+    StepFinished,
     StepScheduled,
     TokenGenerated,
 )
@@ -62,7 +63,8 @@ class EngineState(NamedTuple):
 
 
 class ServerMetrics:
-    """An event sink of the scheduler (`on_event`) and an observer of outputs (`on_outputs`).
+    """An event sink of the scheduler (`on_event`) and an observer of outputs and steps (`on_outputs`,
+    `on_step`) of an `AsyncEngine`.
 
     A request counts once, however many choices it has: its prompt tokens, times and finish reason ("error"
     if any choice failed, else "abort", else "length", else "stop"). Generated tokens count in all choices.
@@ -88,6 +90,8 @@ class ServerMetrics:
         self.prompt_lengths = Histogram(TOKEN_BUCKETS)
         self.output_lengths = Histogram(TOKEN_BUCKETS)
         self.step_tokens = Histogram(TOKEN_BUCKETS)
+        self.step_s = Histogram(LATENCY_BUCKETS_S)
+        self.execute_s = Histogram(LATENCY_BUCKETS_S)
         self._last_token_s: dict[str, float] = {}
         self._had_first_token: set[str] = set()
         self._finish_times_s: deque[float] = deque(maxlen=256)
@@ -112,6 +116,8 @@ class ServerMetrics:
         elif isinstance(event, StepScheduled):
             self.num_steps += 1
             self.step_tokens.observe(event.num_scheduled_tokens)
+        elif isinstance(event, StepFinished):
+            self.execute_s.observe(event.execute_s)
         elif isinstance(event, RequestScheduled):
             self.num_queried_tokens += event.num_queried_tokens
             self.num_hit_tokens += event.num_cached_tokens if event.num_queried_tokens else 0
@@ -121,6 +127,9 @@ class ServerMetrics:
             self.num_preemptions += 1
         elif isinstance(event, RequestFinished):
             self._last_token_s.pop(event.request_id, None)
+
+    def on_step(self, duration_s: float) -> None:
+        self.step_s.observe(duration_s)
 
     def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:

@@ -95,8 +95,6 @@ def with_limit(
 def _common(body: GenerationBody, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
-    if body.stream and body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     stop = () if body.stop is None else body.stop
     return SamplingParams(

@@ -107,7 +107,7 @@ class GenerationBody(Body):
     )
     skip_special_tokens: bool | None = Field(None, description="Leave control tokens out of the text.")
     prompt_logprobs: int | None = Field(
-        None, description="Top log-probabilities of each prompt token; cannot be streamed."
+        None, description="Top log-probabilities of each prompt token; a stream has them at its start."
     )
     return_token_ids: bool | None = Field(None, description="Adds token ids of prompt and choices.")
 
@@ -196,13 +196,24 @@ class DetokenizeBody(Body):
 
 
 class UnpinBody(BaseModel):
-    """`prompt` or `hash`."""
+    """`prompt`, `messages` or `hash`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     prompt: str | list[int] | None = Field(None, description="Text or token ids that the prefix begins.")
+    messages: list[dict[str, Any]] | None = Field(
+        None, description="A chat, or its beginning, put through the chat template."
+    )
+    tools: list[dict[str, Any]] | None = Field(
+        None, examples=[[]], description="Functions that the template is told; goes with messages."
+    )
+    add_generation_prompt: bool | None = Field(None, description="Begin the assistant's message.")
+    continue_final_message: bool | None = Field(None, description="Leave the last message open.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Further variables of the chat template."
+    )
     hash: str | None = Field(None, description="As `GET /cache` lists it.")
-    cache_salt: str | None = Field(None, description="That of the requests; goes with prompt.")
+    cache_salt: str | None = Field(None, description="That of the requests; does not go with hash.")
     add_special_tokens: bool | None = Field(None, description="Whether a text starts with BOS.")
 
 

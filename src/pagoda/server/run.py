@@ -142,7 +142,9 @@ class Server:
             self.state.phase = Phase.FAILED
             self.uvicorn.should_exit = True
             return
-        async_engine = AsyncEngine(engine, observer=self.state.metrics.on_outputs)
+        async_engine = AsyncEngine(
+            engine, observer=self.state.metrics.on_outputs, on_step=self.state.metrics.on_step
+        )
         async_engine.start()
         self.state.metrics.read_engine = lambda: _engine_state(async_engine)
         self.state.set_engine(async_engine)

@@ -41,10 +41,11 @@ class ToolUse:
         return ToolCallParser(self.form, self.max_calls)
 
     def apply(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with the markers visible, and a call enforced where one must come.
+        """The parameters with the markers visible, a call enforced where one must come, and strict tools
+        where one may.
 
         Raises:
-            RequestError: a structured output other than JSON is asked for, too.
+            RequestError: a structured output other than JSON is asked for, too, or a tool cannot be strict.
         """
         shown = tuple(token_id for token_id in self.marker_ids if token_id is not None)
         params = replace(params, shown_special_token_ids=shown)
@@ -55,15 +56,26 @@ class ToolUse:
                 raise RequestError("structured_outputs other than json exclude tools", param="tools")
             assert wanted.json is None or isinstance(wanted.json, str)
             other = checked_schema(wanted.json or '{"type": "object"}')
-        if wanted is None and not self.is_required:
+        strict = next((tool for tool in self.callable_tools if tool.is_strict), None)
+        allows_text = wanted is None and not self.is_required
+        if allows_text and strict is None:
             return params
+        if allows_text and self.form.is_bare:
+            assert strict is not None
+            raise RequestError(
+                f"{strict.name!r} cannot be strict: this model writes calls as bare JSON, which is kept to a "
+                "schema only where a call must come",
+                param=f"tools[{self.tools.index(strict)}].function.strict",
+                hint='set tool_choice to "required" or to the function, or leave strict out',
+            )
         grammar = tool_call_grammar(
             self.form,
             self.callable_tools,
-            max_calls=self.max_calls or MAX_PARALLEL_CALLS,
+            max_calls=self.max_calls or (None if allows_text else MAX_PARALLEL_CALLS),
             opening_token_id=self.marker_ids[0],
             closing_token_id=self.marker_ids[1],
             other_schema=other,
+            allows_text=allows_text,
         )
         return replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
 
@@ -130,7 +142,13 @@ def _checked_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
             )
         if any(name == other.name for other in checked):
             raise RequestError(f"there are two tools named {name!r}", param=f"{where}.function.name")
-        checked.append(Tool(name, _checked_parameters(parameters, f"{where}.function.parameters")))
+        strict = function.get("strict")
+        if strict is not None and not isinstance(strict, bool):
+            raise RequestError(
+                f"{where}.function.strict must be true or false", param=f"{where}.function.strict"
+            )
+        schema = _checked_parameters(parameters, f"{where}.function.parameters")
+        checked.append(Tool(name, schema, bool(strict)))
     return tuple(checked)
 
 
