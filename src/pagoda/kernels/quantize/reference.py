@@ -13,7 +13,7 @@ def quantize(x: Float32Array) -> Float32Array:
     """What is left of `x` after rounding: scale * round(x / scale), with scale = max |x| / 127 of a group.
 
     Symmetric quantisation, a scale for each 32 values of a row (as Q8_0 of llama.cpp). An implementation may
-    keep more of groups that hold outliers (docs/decisions/outlier-planes.md), never less.
+    keep outliers apart, so that the rest of their group loses less, and nothing may lose more.
 
     Args:
         x: float32 [num_tokens, width], width a multiple of 32.
