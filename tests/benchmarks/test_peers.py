@@ -109,10 +109,17 @@ def test_medians_are_taken_over_turns() -> None:
     assert (figures.version, figures.commands) == ("1.0", ["run me"])
 
 
-def test_engines_with_other_tokens_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    one, same, other = ({"num_prompt_tokens": n, "text": ""} for n in (5, 5, 6))
-    assert answers_agree({"a": Figures(answer=one), "b": Figures(answer=same), "c": Figures()})
-    assert not answers_agree({"a": Figures(answer=one), "b": Figures(answer=other)})
+def answer(num_prompt_tokens: int, text: str) -> Figures:
+    return Figures(answer={"num_prompt_tokens": num_prompt_tokens, "text": text})
+
+
+@pytest.mark.parametrize("other", [answer(6, " Paris"), answer(5, " Rome"), answer(5, " ")])
+def test_engines_that_run_something_else_are_not_compared(
+    other: Figures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alike = {"a": answer(5, " Paris. It"), "b": answer(5, " Paris is"), "without a server": Figures()}
+    assert answers_agree(alike)
+    assert not answers_agree({**alike, "c": other})
     assert "WRONG" in capsys.readouterr().err
 
 
