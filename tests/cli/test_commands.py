@@ -18,7 +18,8 @@ from pagoda.weights.cache import models_folder
 from pagoda.weights.catalog import CATALOG
 from pagoda.weights.checkpoint import load_checkpoint
 
-COMMANDS = ("serve", "run", "pull", "info")
+COMMANDS = ("serve", "run", "pull", "bench", "info")
+TAKE_A_MODEL = (["serve"], ["run"], ["pull"], ["bench", "step"], ["info"])
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -64,6 +65,12 @@ def test_what_needs_no_model_imports_nothing_heavy(arguments: str) -> None:
         (["run", "m", "--kv-cache-memory-bytes", "4 gigs"], "--kv-cache-memory-bytes"),
         (["run", "m", "--backend", "gpu"], "--backend"),
         (["pull"], "MODEL"),
+        (["bench", "memory"], "memory"),
+        (["bench", "step"], "MODEL"),
+        (["bench", "step", "m", "--threads", "1", "0"], "--threads is 1 0"),
+        (["bench", "kernels", "--runs", "0"], "--runs is 0"),
+        (["bench", "kernels", "--kernel", "gemm"], "--kernel is 'gemm'"),
+        (["bench", "kernels", "--isa", "avx1024"], "--isa is 'avx1024'"),
         (["info", "a", "b"], "b"),
     ],
 )
@@ -84,12 +91,18 @@ def test_no_command_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> N
     assert "commands:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def test_bench_alone_shows_what_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 2
+    told = capsys.readouterr().err
+    assert "examples:\n  pagoda bench kernels" in told and "pagoda bench step" in told
+
+
+@pytest.mark.parametrize("command", TAKE_A_MODEL, ids=" ".join)
 def test_an_unknown_model_is_one_line_and_a_hint_with_exit_code_1(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert main([command, "no-such-model"]) == 1
+    assert main([*command, "no-such-model"]) == 1
     error, hint = capsys.readouterr().err.splitlines()[-2:]
     assert error == "pagoda: error: no model is called 'no-such-model'"
     assert "smollm2-135m" in hint

@@ -1,58 +1,14 @@
-"""Single ops on the native backend, so that each kernel can be held against its reference."""
+"""Linear layers and attention in one call, for the instruction set that a test asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from pagoda import _native
+from pagoda.bench.native_ops import NativeOps, run_attention, run_linear
 from pagoda.kernels.attention.cases import AttentionCase, AttentionInputs
 from pagoda.kernels.experts.cases import ExpertsCase, ExpertsInputs
-from pagoda.runtime.forward_batch import Float32Array, Int32Array
-from pagoda.weights.tensor import Tensor, TensorType
+from pagoda.runtime.forward_batch import Float32Array
+from pagoda.weights.tensor import Tensor
 
-FLOAT_TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16)
-
-
-class NativeOps:
-    """A native model that holds only the ops under test."""
-
-    def __init__(self, isa: str, num_threads: int = 1) -> None:
-        self.model = _native.Model(isa, num_threads)
-
-    def buffer(self, rows: Float32Array) -> int:
-        """A buffer as wide as these rows, which `run` writes to it once all ops are added."""
-        return self.model.add_buffer(rows.shape[1])
-
-    def run(
-        self,
-        out: int,
-        inputs: Sequence[tuple[int, Float32Array]],
-        *,
-        positions: Int32Array | None = None,
-        token_ids: Int32Array | None = None,
-        query_start_loc: Int32Array | None = None,
-        seq_lens: Int32Array | None = None,
-        block_tables: Sequence[Int32Array] = (),
-        slot_mapping: Sequence[Int32Array] = (),
-        num_rows: int | None = None,
-    ) -> Float32Array:
-        n = num_rows if num_rows is not None else len(inputs[0][1])
-        everything = np.arange(n, dtype=np.int32)
-        self.model.set_logits(out)
-        for buffer, rows in inputs:
-            self.model.write_buffer(buffer, np.ascontiguousarray(rows))
-        result: Float32Array = self.model.forward(
-            everything if token_ids is None else token_ids,
-            everything if positions is None else positions,
-            np.asarray([0, n], np.int32) if query_start_loc is None else query_start_loc,
-            np.asarray([n], np.int32) if seq_lens is None else seq_lens,
-            list(block_tables),
-            list(slot_mapping),
-            everything,
-        )
-        return result.copy()
+__all__ = ["NativeOps", "attention", "experts", "linear"]
 
 
 def linear(
@@ -63,56 +19,11 @@ def linear(
     residual: Float32Array | None = None,
     num_threads: int = 1,
 ) -> Float32Array:
-    ops = NativeOps(isa, num_threads)
-    rows, cols = weight.shape
-    source, out = ops.buffer(x), ops.model.add_buffer(rows)
-    inputs = [(source, x)]
-    quant = -1
-    if weight.type not in FLOAT_TYPES:
-        quant = ops.model.add_quant_buffer(cols)
-        ops.model.row_op("quantize", a=source, out=quant)
-    added = -1
-    if residual is not None:
-        added = ops.buffer(residual)
-        inputs.append((added, residual))
-    ops.model.linear_op(
-        x=source,
-        quant=quant,
-        out=out,
-        weight=ops.model.add_weight(int(weight.type), weight.data, rows, cols),
-        bias=-1 if bias is None else ops.model.add_vector(bias),
-        residual=added,
-    )
-    return ops.run(out, inputs)
+    return run_linear(NativeOps(isa, num_threads), x, weight, bias, residual)
 
 
 def attention(isa: str, case: AttentionCase, inputs: AttentionInputs, num_threads: int = 1) -> Float32Array:
-    ops = NativeOps(isa, num_threads)
-    model = ops.model
-    num_blocks = len(inputs.k_cache)
-    model.add_group(1, case.num_kv_heads, case.head_dim, num_blocks, case.block_size)
-    layer = model.add_layer(0, 0, case.num_heads, case.scale, case.softcap or 0.0, case.window or 0)
-    q, k, v = (ops.buffer(rows) for rows in (inputs.q, inputs.k, inputs.v))
-    out = model.add_buffer(inputs.q.shape[1])
-    model.row_op("write_kv", a=k, b=v, layer=layer)
-    model.attention_op(q=q, out=out, layer=layer)
-    model.row_op("merge_attention", out=out, layer=layer)
-    model.poison()
-    written = np.flatnonzero(~np.isnan(inputs.k_cache[:, :, 0, 0].reshape(-1))).astype(np.int32)
-    if len(written):
-        flat = (-1, case.num_kv_heads * case.head_dim)
-        model.write_kv(
-            layer, written, inputs.k_cache.reshape(flat)[written], inputs.v_cache.reshape(flat)[written]
-        )
-    return ops.run(
-        out,
-        [(q, inputs.q), (k, inputs.k), (v, inputs.v)],
-        positions=inputs.positions,
-        query_start_loc=inputs.query_start_loc,
-        seq_lens=inputs.seq_lens,
-        block_tables=[inputs.block_table],
-        slot_mapping=[inputs.slot_mapping],
-    )
+    return run_attention(NativeOps(isa, num_threads), case, inputs)
 
 
 def experts(isa: str, case: ExpertsCase, inputs: ExpertsInputs, num_threads: int = 1) -> Float32Array:

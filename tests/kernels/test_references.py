@@ -25,6 +25,9 @@ from pagoda.kernels.layer_norm.reference import layer_norm
 from pagoda.kernels.linear.cases import CASES as LINEAR_CASES
 from pagoda.kernels.linear.cases import LinearCase
 from pagoda.kernels.linear.reference import linear
+from pagoda.kernels.quantize.cases import CASES as QUANTIZE_CASES
+from pagoda.kernels.quantize.cases import QuantizeCase
+from pagoda.kernels.quantize.reference import quantize
 from pagoda.kernels.rms_norm.cases import CASES as RMS_NORM_CASES
 from pagoda.kernels.rms_norm.cases import RMSNormCase
 from pagoda.kernels.rms_norm.reference import rms_norm
@@ -137,6 +140,16 @@ def test_gated(case: GatedCase) -> None:
 
     expected = np.asarray([[activation(float(g)) for g in row] for row in gate]) * up
     assert_close(gated(gate, up, kind), expected)
+
+
+@pytest.mark.parametrize("case", QUANTIZE_CASES, ids=str)
+def test_quantised_values_are_within_half_a_step_and_the_largest_of_a_group_stays(case: QuantizeCase) -> None:
+    (x,) = case.make_inputs()
+    x[0, :32] = 0  # has no scale
+    groups, rounded = (rows.reshape(-1, 32) for rows in (x, quantize(x)))
+    largest = np.abs(groups).max(axis=1, keepdims=True)
+    assert (np.abs(rounded - groups) <= largest / 127 * 0.5001).all()
+    np.testing.assert_allclose(np.abs(rounded).max(axis=1, keepdims=True), largest, rtol=1e-6)
 
 
 def test_softcap_bounds_and_keeps_small_values() -> None:

@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pagoda.cli import arguments, info, pull, run, serve, terminal
+from pagoda.cli import arguments, bench, info, pull, run, serve, terminal
 
-COMMANDS = (serve, run, pull, info)
+COMMANDS = (serve, run, pull, bench, info)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

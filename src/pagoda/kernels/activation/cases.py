@@ -47,3 +47,14 @@ CASES: tuple[GatedCase, ...] = (
     GatedCase(2, 130, "silu", magnitude=1000.0),
     GatedCase(2, 130, "gelu_tanh", magnitude=1000.0),
 )
+
+# What steps of real models run: one token and a full step.
+STEP_CASES: tuple[GatedCase, ...] = tuple(
+    case
+    for num_tokens in (1, 512)
+    for case in (
+        GatedCase(num_tokens, 1536),
+        GatedCase(num_tokens, 4864),
+        GatedCase(num_tokens, 2048, "gelu_tanh"),
+    )
+)

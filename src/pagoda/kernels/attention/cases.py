@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -144,4 +144,28 @@ CASES: tuple[AttentionCase, ...] = (
     # Decode far into a context, alone and in company.
     AttentionCase(((4095, 1),), num_heads=9, num_kv_heads=3),
     AttentionCase(tuple((37 * i, 1) for i in range(32)), num_heads=9, num_kv_heads=3),
+)
+
+
+def _heads(num_heads: int, num_kv_heads: int, head_dim: int, window: int | None = None) -> dict[str, Any]:
+    return {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "window": window,
+    }
+
+
+# What steps of real models run, in the shapes of SmolLM2-135M, Qwen2.5-0.5B and Gemma-3-270M.
+STEP_CASES: tuple[AttentionCase, ...] = tuple(
+    AttentionCase(requests, **heads)
+    for heads in (_heads(9, 3, 64), _heads(14, 2, 64), _heads(4, 1, 256), _heads(4, 1, 256, window=512))
+    for requests in (
+        ((511, 1),),
+        ((4095, 1),),
+        ((127, 1),) * 32,
+        ((0, 512),),
+        ((1536, 512),),
+        ((3584, 512),),
+    )
 )

@@ -53,3 +53,10 @@ CASES: tuple[EmbedCase, ...] = (
     EmbedCase(5, 301, 640, TensorType.Q8_0, scale=640**0.5),
     EmbedCase(1, 17, 896, TensorType.Q5_0),
 )
+
+# What steps of real models run: one token and a full step.
+STEP_CASES: tuple[EmbedCase, ...] = tuple(
+    EmbedCase(num_tokens, vocab_size, width, scale=scale)
+    for num_tokens in (1, 512)
+    for vocab_size, width, scale in ((49152, 576, 1.0), (151936, 896, 1.0), (262144, 640, 640**0.5))
+)

@@ -114,3 +114,35 @@ CASES: tuple[LinearCase, ...] = (
     # The narrowest layer that a block of 32 allows, one output row.
     LinearCase(2, 32, 1, TensorType.Q8_0),
 )
+
+# One type for each way in which packed weights lie in memory.
+_PACKED_TYPES = (
+    TensorType.Q4_1,
+    TensorType.Q5_0,
+    TensorType.Q8_0,
+    TensorType.Q4_K,
+    TensorType.Q5_K,
+    TensorType.Q6_K,
+    TensorType.F16,
+    TensorType.BF16,
+    TensorType.F32,
+)
+
+
+def _layer_shapes(type: TensorType) -> tuple[tuple[int, int], ...]:
+    """Inputs and outputs in SmolLM2-135M and Qwen2.5-0.5B: K-quants need a multiple of 256 inputs."""
+    shapes = ((576, 1536), (896, 4864))
+    return shapes if type.block_elements <= 32 else tuple((o, i) for i, o in shapes)
+
+
+# What steps of real models run: decode, a few streams, many, prefill; and heads.
+STEP_CASES: tuple[LinearCase, ...] = (
+    *(
+        LinearCase(m, inputs, outputs, t)
+        for t in _PACKED_TYPES
+        for inputs, outputs in _layer_shapes(t)
+        for m in (1, 4, 8, 64, 512)
+    ),
+    *(LinearCase(m, 576, 49152, TensorType.Q8_0) for m in (1, 8, 32)),
+    *(LinearCase(m, 896, 151936, TensorType.Q8_0) for m in (1, 8)),
+)

@@ -51,3 +51,10 @@ CASES: tuple[RMSNormCase, ...] = (
     RMSNormCase(2, 576, 576, magnitude=1e-4),
     RMSNormCase(2, 576, 576, magnitude=1e4),
 )
+
+# What steps of real models run: one token and a full step, hidden sizes and heads.
+STEP_CASES: tuple[RMSNormCase, ...] = tuple(
+    RMSNormCase(num_tokens, width, run_width)
+    for num_tokens in (1, 512)
+    for width, run_width in ((576, 576), (896, 896), (2048, 2048), (1024, 256))
+)

@@ -58,3 +58,10 @@ CASES: tuple[RopeCase, ...] = (
     RopeCase(2, 4, 128, 128, first_position=32_000, theta=1_000_000.0, attention_factor=1.19),
     RopeCase(64, 14, 64, 64, theta=1_000_000.0),
 )
+
+# What steps of real models run: one token and a full step, all query heads of a layer.
+STEP_CASES: tuple[RopeCase, ...] = tuple(
+    RopeCase(num_tokens, num_heads, head_dim, head_dim)
+    for num_tokens in (1, 512)
+    for num_heads, head_dim in ((9, 64), (14, 64), (4, 256))
+)

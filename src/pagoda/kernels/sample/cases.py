@@ -83,6 +83,20 @@ CASES: tuple[SampleCase, ...] = (
     SampleCase("odd-vocab", 32003, temperature=1.0, top_p=0.95, num_history=50),
 )
 
+# What steps sample: one stream and many, the vocabularies of SmolLM2 and Gemma 3.
+STEP_CASES: tuple[SampleCase, ...] = (
+    *(SampleCase("greedy", v, n) for v in (49152, 262144) for n in (1, 32)),
+    *(SampleCase("temperature", v, n, temperature=0.8) for v in (49152, 262144) for n in (1, 32)),
+    *(SampleCase("top-p", v, n, temperature=0.7, top_p=0.95) for v in (49152, 262144) for n in (1, 32)),
+    *(
+        SampleCase("top-k, top-p", v, n, temperature=1.0, top_k=64, top_p=0.95)
+        for v in (49152, 262144)
+        for n in (1, 32)
+    ),
+    SampleCase("penalties", 262144, 32, num_history=1000),
+    SampleCase("logprobs", 262144, 32, num_logprobs=20),
+)
+
 
 def make_batch(
     num_rows: int,
