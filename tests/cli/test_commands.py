@@ -13,6 +13,7 @@ import pytest
 import pagoda
 from pagoda import cli, machine
 from pagoda.cli import main
+from pagoda.core.cost import CPU_KV_DTYPE
 from pagoda.errors import PagodaError
 from pagoda.weights.cache import models_folder
 from pagoda.weights.catalog import CATALOG
@@ -200,7 +201,7 @@ def test_info_of_a_model_agrees_with_what_will_be_allocated(
     assert main(["info", str(tiny_model)]) == 0
     rows = rows_of(capsys.readouterr().out)
     with load_checkpoint(tiny_model) as checkpoint:
-        spec = checkpoint.config.kv_cache_spec()
+        spec = checkpoint.config.kv_cache_spec(dtype=CPU_KV_DTYPE)
         num_tensors = len(checkpoint.stored_tensors)
     assert rows["model"] == "Tiny"
     assert rows["architecture"] == "llama"

@@ -41,9 +41,10 @@ def model_runner(backend: str, name: str, num_threads: int = 1) -> ModelRunner:
         config, source = config_of(TINY_HF[name]), weights_of(TINY_HF[name])
     else:
         config, source = model_config(TINY_MODELS[name]), ArrayWeights.of(weights(TINY_MODELS[name]))
-    spec = config.kv_cache_spec(block_size=BLOCK_SIZE)
+    chosen = make_backend(backend, num_threads)
+    spec = config.kv_cache_spec(block_size=BLOCK_SIZE, dtype=chosen.default_kv_dtype)
     num_blocks = (NUM_BLOCKS,) * len(spec.groups)
-    compiled = make_backend(backend, num_threads).compile(build_program(config), source, spec, num_blocks)
+    compiled = chosen.compile(build_program(config), source, spec, num_blocks)
     return ModelRunner(compiled, spec, num_blocks, check_batches=True)
 
 

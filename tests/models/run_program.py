@@ -62,7 +62,7 @@ class PagedModel:
         kv_dtype: str | None = None,
         seed: int = 0,
     ) -> PagedModel:
-        """Compile with KV for about `num_tokens`, over all sequences that run at once; in the backend's type."""
+        """Compile with KV for about `num_tokens`, over all running sequences, in the backend's type."""
         dtype = kv_dtype or backend.default_kv_dtype
         spec = program.config.kv_cache_spec(block_size=block_size, dtype=dtype)
         num_blocks = [-(-num_tokens // block_size) + 40 for _ in spec.groups]

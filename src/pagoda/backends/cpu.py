@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pagoda import _native
-from pagoda.core.cost import KVCacheSpec
+from pagoda.core.cost import CPU_KV_DTYPE, KVCacheSpec
 from pagoda.core.step import BlockCopy
 from pagoda.errors import UnsupportedError
 from pagoda.models.config import RopeConfig
@@ -53,7 +53,7 @@ class CPUBackend:
     """
 
     name = "cpu"
-    default_kv_dtype = "i16"
+    default_kv_dtype = CPU_KV_DTYPE
 
     def __init__(self, *, num_threads: int = 1, isa: str | None = None) -> None:
         if num_threads < 1:

@@ -15,7 +15,7 @@ from pagoda.errors import PagodaError
 from pagoda.models import build_program
 from pagoda.runtime.build_batch import build_forward_batch
 from pagoda.sampling_params import SamplingParams
-from pagoda.weights.checkpoint import Checkpoint, expected_shapes, load_checkpoint
+from pagoda.weights.checkpoint import Checkpoint, load_checkpoint
 
 NUM_TOKENS = 32
 MAX_GAP = 0.3  # how far a logit may be behind the best where rounding may have chosen
@@ -32,7 +32,7 @@ def check_answer(llm: LLM, path: str) -> str:
     """
     with load_checkpoint(path) as checkpoint:
         reference_bytes = sum(
-            4 * int(np.prod(s)) for s in expected_shapes(build_program(checkpoint.config)).values()
+            4 * int(np.prod(s)) for s in build_program(checkpoint.config).weight_shapes().values()
         )
         if 2 * reference_bytes > machine.memory_available_bytes():
             return f"answers not checked: the reference needs {reference_bytes / 2**30:.1f} GiB of weights"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pagoda.backends.cpu import FLOAT_TYPES
 from pagoda.bench.kernels import Ceilings
-from pagoda.core.cost import KVCacheSpec
+from pagoda.core.cost import CPU_KV_DTYPE, KVCacheSpec
 from pagoda.models import build_program
 from pagoda.runtime.program import Linear, Logits
 from pagoda.weights.checkpoint import Checkpoint
@@ -39,7 +39,7 @@ class StepCost:
             weight_bytes=sum(len(checkpoint.stored_tensors[name].data) for name in layers | heads),
             dots_per_token=sum(_num_dots(checkpoint, name) for name in layers),
             dots_per_head_row=sum(_num_dots(checkpoint, name) for name in heads),
-            spec=checkpoint.config.kv_cache_spec(),
+            spec=checkpoint.config.kv_cache_spec(dtype=CPU_KV_DTYPE),
         )
 
     def share(

@@ -12,7 +12,7 @@ from pagoda.cli import terminal
 from pagoda.cli.arguments import MODEL_HELP
 
 if TYPE_CHECKING:
-    from pagoda.core.cost import KVCacheSpec
+    from pagoda.core.cost import CPU_KV_DTYPE, KVCacheSpec
     from pagoda.models.config import ModelConfig
     from pagoda.weights.checkpoint import Checkpoint
 
@@ -76,7 +76,8 @@ def _model_rows(name: str) -> Iterator[tuple[str, str]]:
         yield "model", str(title or path.stem)
         yield "file", f"{path} ({format_memory(checkpoint.num_bytes)} of weights)"
         yield from _shape_rows(checkpoint.config)
-        yield from _kv_rows(checkpoint.config.kv_cache_spec(), checkpoint.config.max_position)
+        spec = checkpoint.config.kv_cache_spec(dtype=CPU_KV_DTYPE)
+        yield from _kv_rows(spec, checkpoint.config.max_position)
         yield from _tensor_rows(checkpoint)
         yield from _text_rows(checkpoint.metadata)
 

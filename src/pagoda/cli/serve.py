@@ -49,7 +49,12 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     add("--served-model-name", metavar="NAME", nargs="+", help="names in the API (default: MODEL as given)")
     add("--max-model-len", metavar="N", type=length, help="tokens of a prompt and its answer: 4096, 32k")
     add("--kv-cache-memory-bytes", metavar="SIZE", type=size, help="memory of the KV cache: 512MiB, 4GiB")
-    add("--kv-cache-dtype", default="auto", metavar="TYPE", help="auto, i16, f16, bf16 or f32; the cpu backend has i16 (default: auto)")
+    add(
+        "--kv-cache-dtype",
+        default="auto",
+        metavar="TYPE",
+        help="auto, i16, f16, bf16, f32; cpu: i16 (default: auto)",
+    )
     add("--block-size", metavar="N", type=int, default=16, help="tokens of a KV block (default: 16)")
     add(
         "--enable-prefix-caching",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 BYTES_PER_VALUE = {"i16": 2, "f16": 2, "bf16": 2, "f32": 4}
 BYTES_PER_SCALE = {"i16": 4}
+CPU_KV_DTYPE = "i16"  # the type of the cpu backend, which plans have to know without its native code
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class ModelConfig:
         """Differs where keys are rotated otherwise: the same file, read for other lengths."""
         return sha256(repr(self.ropes).encode()).hexdigest()[:16]
 
-    def kv_cache_spec(self, *, block_size: int = 16, dtype: str = "i16") -> KVCacheSpec:
+    def kv_cache_spec(self, *, block_size: int = 16, dtype: str = "f16") -> KVCacheSpec:
         """Layers grouped by attention span, in order of first appearance."""
         spans: dict[int | None, list[int]] = {}
         for layer, window in enumerate(self.windows):

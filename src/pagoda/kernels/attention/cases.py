@@ -40,9 +40,10 @@ class AttentionCase:
     window: int | None = None
     softcap: float | None = None
     query_scale: float = 2.0  # size of q: larger makes the softmax sharper
-    # Largest error relative to the largest result. Both sides read the same 16-bit keys and values; native
-    # code may also round queries and probabilities to 16 bits.
-    tolerance: float = 1e-2
+    # Largest error relative to the largest result. Both sides round queries, keys and values to 13 bits;
+    # native code also rounds probabilities, to 12 bits of the largest of 128 keys, which shows where values
+    # of many keys average out.
+    tolerance: float = 2e-3
 
     @property
     def num_visible(self) -> int:

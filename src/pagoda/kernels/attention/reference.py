@@ -13,6 +13,17 @@ from pagoda.runtime.forward_batch import Float32Array, Int32Array
 KVArray: TypeAlias = NDArray[np.float16 | np.float32]
 
 
+def fixed_point(x: Float32Array) -> Float32Array:
+    """What the KV type i16 keeps of vectors: integers up to 4095 times a scale for each vector (last axis).
+
+    The native backend rounds keys, values and queries so, that their products are exact in 32-bit integers.
+    """
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    scale = np.where(largest > 0, largest / np.float32(4095), np.float32(1))
+    rounded: Float32Array = np.rint(x / scale) * scale
+    return rounded
+
+
 def write_kv(
     k: Float32Array, v: Float32Array, k_cache: KVArray, v_cache: KVArray, slot_mapping: Int32Array
 ) -> None:
