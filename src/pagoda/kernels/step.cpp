@@ -205,8 +205,8 @@ int choose_rows_per_block(int num_rows, int num_threads) {
 
 }  // namespace
 
-// A query tile holds as many tokens as fit MAX_ATTENTION_ROWS. A single query with a long context is split over
-// key chunks when there are too few tasks to keep the threads busy.
+// A query tile holds as many tokens as fit MAX_ATTENTION_ROWS. One with a long context is split over key chunks
+// when there are too few tasks to keep the threads busy.
 void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const AttentionShape& shape) {
   const int group = shape.num_heads / shape.num_kv_heads, tile = std::max(1, std::min(16, MAX_ATTENTION_ROWS / group));
   const auto first_chunk = [&](int position) {
@@ -221,28 +221,27 @@ void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const At
   plan.tasks.assign(at(pool_.num_threads()), {});
   const int row_block = rows_per_block_ ? rows_per_block_ : std::max(1, ceil_div(batch.num_tokens, pool_.num_threads()));
   size_t turn = 0;  // of threads, where a token's tasks are split
-  plan.partial_of_token.assign(at(batch.num_tokens), -1);
-  plan.chunks_of_token.assign(at(batch.num_tokens), 0);
+  plan.parts_of_token.assign(at(batch.num_tokens), {});
   plan.partial_size = 0;
-  const size_t row_size = at(group) * at(round_up(shape.head_dim, 16) + 16);
+  const size_t row_size = at(round_up(shape.head_dim, 16) + 16);
   for (int r = 0; r < batch.num_requests; r++) {
     const int begin = batch.query_start_loc[r], end = batch.query_start_loc[r + 1], start = batch.seq_lens[r] - (end - begin);
     for (int token = begin; token < end; token += tile) {
       const int n = std::min(tile, end - token), first = start + token - begin;
       const int chunk0 = first_chunk(first), chunk1 = (first + n - 1) / KEY_CHUNK + 1;
-      const bool split = pool_.num_threads() > 1 && end - begin == 1 && chunk1 - chunk0 > chunks_per_task;
-      if (!split) {
+      if (pool_.num_threads() == 1 || chunk1 - chunk0 <= chunks_per_task) {
         auto& tasks = plan.tasks[at(token / row_block % pool_.num_threads())];
         for (int h = 0; h < shape.num_kv_heads; h++) tasks.push_back({r, token, n, h, chunk0, chunk1, -1});
         continue;
       }
-      plan.partial_of_token[at(token)] = static_cast<ptrdiff_t>(plan.partial_size);
-      plan.chunks_of_token[at(token)] = chunk1 - chunk0;
+      const size_t chunk_size = row_size * at(n * group), head_size = chunk_size * at(chunk1 - chunk0);
+      for (int i = 0; i < n; i++)
+        plan.parts_of_token[at(token + i)] = {chunk1 - chunk0, plan.partial_size + row_size * at(i * group), chunk_size, head_size};
       for (int h = 0; h < shape.num_kv_heads; h++) {
         for (int c = chunk0; c < chunk1; c += chunks_per_task)
-          plan.tasks[turn++ % plan.tasks.size()].push_back(
-              {r, token, 1, h, c, std::min(c + chunks_per_task, chunk1), static_cast<ptrdiff_t>(plan.partial_size + row_size * at(c - chunk0))});
-        plan.partial_size += row_size * at(chunk1 - chunk0);
+          plan.tasks[turn++ % plan.tasks.size()].push_back({r, token, n, h, c, std::min(c + chunks_per_task, chunk1),
+                                                            static_cast<ptrdiff_t>(plan.partial_size + chunk_size * at(c - chunk0))});
+        plan.partial_size += head_size;
       }
     }
   }
@@ -428,12 +427,10 @@ void Model::run_row_op(const RowOp& op, int row, const BatchView& batch) {
     case RowOp::MergeAttention: {
       const LayerSpec& layer = layers_[at(op.layer)];
       const AttentionPlan& plan = plans_[at(plan_of_layer_[at(op.layer)])];
-      if (plan.partial_of_token[at(row)] < 0) return;
-      const int group = layer.shape.num_heads / layer.shape.num_kv_heads, chunks = plan.chunks_of_token[at(row)];
-      const size_t head_size = at(chunks) * at(group) * at(round_up(layer.shape.head_dim, 16) + 16);
-      for (int h = 0; h < layer.shape.num_kv_heads; h++)
-        kernels_->merge_partial(layer.shape, partial_.data() + plan.partial_of_token[at(row)] + static_cast<ptrdiff_t>(head_size * at(h)), chunks,
-                                h, buffer(op.out).row(row));
+      const TokenParts& parts = plan.parts_of_token[at(row)];
+      for (int h = 0; h < layer.shape.num_kv_heads && parts.num_chunks > 0; h++)
+        kernels_->merge_partial(layer.shape, partial_.data() + parts.offset + parts.head_size * at(h), parts.num_chunks, parts.chunk_size, h,
+                                buffer(op.out).row(row));
       return;
     }
   }

@@ -142,12 +142,16 @@ class Model {
     int request, first_token, num_tokens, kv_head, chunk0, chunk1;
     ptrdiff_t partial;  // offset of this task's partial results, or -1
   };
+  // Where the partial results of a token lie: for each KV head, for each chunk, a row for each query head.
+  struct TokenParts {
+    int num_chunks = 0;  // 0: its tile is not split
+    size_t offset = 0, chunk_size = 0, head_size = 0;
+  };
   // How one step's attention is cut up. Layers of the same span and shape share a plan.
   struct AttentionPlan {
     int group, window;
     std::vector<std::vector<AttentionTask>> tasks;  // of each thread
-    std::vector<ptrdiff_t> partial_of_token;  // offset of the token's first partial result, or -1
-    std::vector<int> chunks_of_token;
+    std::vector<TokenParts> parts_of_token;
     size_t partial_size = 0;
   };
 

@@ -287,17 +287,18 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
     store_attention(scratch.out + r * width, scratch.total[r], d, out + static_cast<size_t>(r / group) * out_stride + static_cast<size_t>((kv_head * group + r % group) * d));
 }
 
-// Joins the chunks of one query token that `attend` left in `partial`: [chunk][group row][16 + width].
-inline void merge_partial(const AttentionShape& s, const float* partial, int num_chunks, int kv_head, float* out) {
+// Joins the chunks of one query token that `attend` left in `partial`: rows [16 + width] of the query heads of
+// `kv_head`, `chunk_size` floats from chunk to chunk.
+inline void merge_partial(const AttentionShape& s, const float* partial, int num_chunks, size_t chunk_size, int kv_head, float* out) {
   const int group = s.num_heads / s.num_kv_heads, d = s.head_dim, width = round_up(d, 16);
-  const size_t row = static_cast<size_t>(width + 16), chunk_stride = row * static_cast<size_t>(group);
+  const size_t row = static_cast<size_t>(width + 16);
   alignas(64) float o[MAX_HEAD_DIM];
   for (int r = 0; r < group; r++) {
     alignas(64) float m[16], l[16], next_m[16], next_l[16], keep[16], take[16];
     for (int i = 0; i < 16; i++) m[i] = next_m[i] = NOTHING_SEEN, l[i] = next_l[i] = 0.0f;
     std::memset(o, 0, sizeof o);
     for (int c = 0; c < num_chunks; c++) {
-      const float* next = partial + row * static_cast<size_t>(r) + chunk_stride * static_cast<size_t>(c);
+      const float* next = partial + row * static_cast<size_t>(r) + chunk_size * static_cast<size_t>(c);
       next_m[0] = next[0];
       next_l[0] = next[1];
       join_softmax(m, l, next_m, next_l, keep, take);
