@@ -10,7 +10,7 @@ import pytest
 
 from pagoda.errors import ModelFileError, UnsupportedError
 from pagoda.models import ARCHITECTURES
-from pagoda.models.config import ModelConfig
+from pagoda.models.config import ExpertConfig, ModelConfig
 from pagoda.weights.gguf_config import model_config_from_gguf
 from pagoda.weights.tensor import Tensor, TensorType
 from tests.gguf_files import encode, tiny_metadata, tiny_tensors
@@ -225,3 +225,77 @@ def test_windows_of_some_layers_are_refused() -> None:
 def test_numbers_out_of_range_are_refused_by_key(key: str, value: object) -> None:
     with pytest.raises(ModelFileError, match=rf"'llama\.{key}'"):
         config_with({key: value})
+
+
+def test_experts_of_an_architecture_that_has_none_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"'qwen2\.expert_count' = 8"):
+        config_with({"expert_count": 8}, architecture="qwen2")
+
+
+def test_a_llama_with_experts_is_a_mixtral() -> None:
+    config = config_with({"expert_count": 8, "expert_used_count": 2})
+    assert (config.architecture, config.experts) == (
+        "mixtral", ExpertConfig(num_experts=8, num_active=2, ffn_size=96)
+    )  # fmt: skip
+    for value in (0, 9):
+        with pytest.raises(ModelFileError, match=r"'llama\.expert_used_count'"):
+            config_with({"expert_count": 8, "expert_used_count": value})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "windows"),
+    [(None, (20, 20)), (np.array([False, True]), (None, 20)), (2, (20, None)), (1, (None, None))],
+)
+def test_gemma_windows_the_layers_that_the_file_says(
+    pattern: object, windows: tuple[int | None, ...]
+) -> None:
+    keys = {"attention.sliding_window": 20, "attention.sliding_window_pattern": pattern}
+    config = config_with(keys, architecture="gemma3")
+    assert config.windows == windows
+    local = [rope.inv_freq == config_with({}).ropes[0].inv_freq for rope in config.ropes]
+    assert local == [True, True]  # both bases are 10000 here
+    config = config_with(keys | {"rope.freq_base": 1e6}, architecture="gemma3")
+    local = [rope.inv_freq == config_with({}).ropes[0].inv_freq for rope in config.ropes]
+    assert local == [window is not None for window in windows]
+
+
+@pytest.mark.parametrize("pattern", [0, -1, np.array([True]), np.array(["a", "b"]), 2.5])
+def test_patterns_that_do_not_fit_are_refused(pattern: object) -> None:
+    keys = {"attention.sliding_window": 20, "attention.sliding_window_pattern": pattern}
+    with pytest.raises(ModelFileError, match="sliding_window_pattern"):
+        config_with(keys, architecture="gemma3")
+
+
+def test_gemma_2_has_its_caps_where_the_file_has_none() -> None:
+    """A38."""
+    config = config_with({}, architecture="gemma2")
+    assert (config.attention_softcap, config.final_softcap) == (50.0, 30.0)
+    caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
+    config = config_with(caps, architecture="gemma2")
+    assert (config.attention_softcap, config.final_softcap) == (5.0, 3.0)
+
+
+@pytest.mark.parametrize(("architecture", "num_layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemmas_scale_queries_by_the_width_of_a_head(architecture: str, num_layers: int) -> None:
+    layers = {f"blk.{i}.attn_norm.weight": TENSORS["output_norm.weight"] for i in range(num_layers)}
+    keys = {"block_count": num_layers, "attention.key_length": 32, "attention.value_length": 32}
+    tensors = {"token_embd.weight": TENSORS["token_embd.weight"], **layers}
+    config = config_with(keys | {"rope.dimension_count": 32}, tensors, architecture)
+    assert config.attention_scale == 1 / math.sqrt(64 / 4)
+
+
+def test_yarn_slows_low_frequencies_and_goes_past_the_trained_length() -> None:
+    keys = {
+        "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 256,
+    }  # fmt: skip
+    config, plain = config_with(keys), config_with({})
+    assert config.max_position == 1024
+    assert config.ropes[0].attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+    slowdown = np.array(plain.ropes[0].inv_freq) / np.array(config.ropes[0].inv_freq)
+    assert slowdown[0] == pytest.approx(1) and slowdown[-1] == pytest.approx(4)
+    assert (np.diff(slowdown) >= -1e-6).all()
+
+
+def test_longrope_needs_its_factors() -> None:
+    with pytest.raises(ModelFileError, match=r"no tensor 'rope_factors_(short|long)\.weight'"):
+        config_with({"rope.scaling.type": "longrope"})

@@ -8,8 +8,7 @@ block tables are wrong raises here instead of corrupting another request.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,6 +41,7 @@ from pagoda.runtime.program import (
     Rope,
     Scale,
     Value,
+    last_uses,
 )
 from pagoda.weights.checkpoint import require_all_read
 from pagoda.weights.dequantize import dequantize
@@ -128,7 +128,7 @@ class ReferenceModel:
             self.kv.touched[group][slots // self.kv.spec.block_size] = True
         values: dict[int, Float32Array] = {}
         logits: Float32Array | None = None
-        for op, last_used in zip(self.program.ops, _last_uses(self.program), strict=True):
+        for op, last_used in zip(self.program.ops, _released(self.program), strict=True):
             result = self._run(op, values, batch)
             if isinstance(op, Logits):
                 logits = result
@@ -268,20 +268,9 @@ def _load_weights(program: Program, weights: WeightSource) -> dict[str, Float32A
     return arrays
 
 
-def _last_uses(program: Program) -> Iterator[tuple[int, ...]]:
+def _released(program: Program) -> Iterator[tuple[int, ...]]:
     """For each op, the values that no later op reads, so that a long prompt need not keep them all."""
-    last_op: dict[int, int] = {}
-    for number, op in enumerate(program.ops):
-        for value in _values_of(op):
-            last_op[value.index] = number
     released: list[list[int]] = [[] for _ in program.ops]
-    for index, number in last_op.items():
+    for index, number in last_uses(program).items():
         released[number].append(index)
     return (tuple(indices) for indices in released)
-
-
-def _values_of(op: Any) -> Iterator[Value]:
-    for field in fields(op):
-        value = getattr(op, field.name)
-        if isinstance(value, Value):
-            yield value

@@ -55,7 +55,7 @@ def _reference_logits(
     checkpoint: Checkpoint, token_ids: list[int]
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """Logits of every position, float32 [len(token_ids), vocab_size]."""
-    spec = checkpoint.config.kv_cache_spec()
+    spec = checkpoint.config.kv_cache_spec(dtype=ReferenceBackend.default_kv_dtype)
     num_blocks = [-(-len(token_ids) // spec.block_size)] * len(spec.groups)
     model = ReferenceBackend().compile(build_program(checkpoint.config), checkpoint, spec, num_blocks)
     request = ScheduledRequest(

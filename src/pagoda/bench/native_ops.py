@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pagoda import _native
-from pagoda.backends.cpu import FLOAT_TYPES
+from pagoda.backends.lowering import FLOAT_TYPES
 from pagoda.kernels.attention.cases import AttentionCase, AttentionInputs
+from pagoda.kernels.experts.cases import ExpertsCase, ExpertsInputs
 from pagoda.runtime.forward_batch import Float32Array, Int32Array
 from pagoda.weights.tensor import Tensor
 
@@ -135,3 +136,25 @@ def run_attention(
         block_tables=[inputs.block_table],
         slot_mapping=[inputs.slot_mapping],
     )
+
+
+def run_experts(ops: NativeOps, case: ExpertsCase, inputs: ExpertsInputs) -> Float32Array:
+    """The sum of what each token's experts make of it."""
+    x, router, out = ops.buffer(inputs.x), ops.buffer(inputs.router), ops.model.add_buffer(case.width)
+    gates, ups, downs = (
+        [ops.model.add_weight(int(t.type), t.data, *t.shape) for t in tensors]
+        for tensors in (inputs.gates, inputs.ups, inputs.downs)
+    )
+    ops.model.experts_op(
+        x=x,
+        router=router,
+        out=out,
+        gates=gates,
+        ups=ups,
+        downs=downs,
+        width=case.width,
+        ffn_size=case.ffn_size,
+        num_active=case.num_active,
+        normalised=case.normalised,
+    )
+    return ops.run(out, [(x, inputs.x), (router, inputs.router)])

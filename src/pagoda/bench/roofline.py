@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagoda.backends.cpu import FLOAT_TYPES
+from pagoda.backends.lowering import FLOAT_TYPES
 from pagoda.bench.kernels import Ceilings
 from pagoda.core.cost import CPU_KV_DTYPE, KVCacheSpec
 from pagoda.models import build_program

@@ -1,4 +1,4 @@
-// The extension module pagoda._native: a model that backends/cpu.py assembles op by op, and kernel entries for tests.
+// The extension module pagoda._native: a model that backends/lowering.py assembles op by op, and kernel entries for tests.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>

@@ -7,7 +7,7 @@ meaning of a program, and every other backend has to agree with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 from pagoda.models.config import ModelConfig, RopeConfig
@@ -187,6 +187,12 @@ Op: TypeAlias = (
 )
 
 
+def inputs_of(op: Op) -> list[Value]:
+    """The values that an op reads."""
+    named = ((field.name, getattr(op, field.name)) for field in fields(op))
+    return [value for name, value in named if isinstance(value, Value) and name != "out"]
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     config: ModelConfig
@@ -220,6 +226,11 @@ class Program:
             elif isinstance(op, Logits):
                 shapes[op.weight] = (vocab_size, op.x.width)
         return shapes
+
+
+def last_uses(program: Program) -> dict[int, int]:
+    """Index of the last op that reads each value, by index of the value."""
+    return {value.index: i for i, op in enumerate(program.ops) for value in inputs_of(op)}
 
 
 class ProgramBuilder:

@@ -117,6 +117,10 @@ def _shared_config(
     max_position = settings.size("context_length", _MAX_POSITION)
     with rope.usable_frequencies(settings):
         shape = _rope(settings, head_dim, tensors, max_position, max_model_len)
+    if settings.text("rope.scaling.type") == "yarn":
+        trained = settings.size("rope.scaling.original_context_length", _MAX_POSITION, default=max_position)
+        longest = int(trained * settings.positive("rope.scaling.factor", 1.0))
+        max_position = min(max(max_position, longest), _MAX_POSITION)
     rms_eps, eps = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
     return ModelConfig(
         architecture=name,

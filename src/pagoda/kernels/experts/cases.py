@@ -70,3 +70,9 @@ CASES: tuple[ExpertsCase, ...] = (
     ExpertsCase(33, 8, 2, weight_type=TensorType.Q4_0, tolerance=2e-2),
     ExpertsCase(6, 8, 2, width=256, ffn_size=512, weight_type=TensorType.Q4_K, tolerance=2e-2),
 )
+
+# A small mixture: one token of decode, a batch of it, and a prompt.
+STEP_CASES: tuple[ExpertsCase, ...] = tuple(
+    ExpertsCase(num_tokens, 16, 4, width=512, ffn_size=256, weight_type=TensorType.Q4_0, tolerance=2e-2)
+    for num_tokens in (1, 16, 256)
+)

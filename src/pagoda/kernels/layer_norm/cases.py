@@ -46,3 +46,6 @@ CASES: tuple[LayerNormCase, ...] = (
     *(LayerNormCase(2, width) for width in (1, 2, 15, 16, 17, 96, 130, 768, 1600)),
     LayerNormCase(3, 768, mean=100.0, tolerance=1e-4),
 )
+
+# GPT-2 small and XL: a row of decode, and rows of a prompt.
+STEP_CASES: tuple[LayerNormCase, ...] = (LayerNormCase(1, 768), LayerNormCase(64, 1600))
