@@ -66,7 +66,7 @@ def relative_error(result: Float32Array, expected: Float32Array) -> float:
 
 def prepare_linear(case: LinearCase, isa: str, num_threads: int) -> PreparedCase:
     x, weight, bias, residual = case.make_inputs()
-    num_copies, is_cold = _num_copies(len(weight.data)) if case.num_tokens <= MAX_COLD_TOKENS else (2, False)
+    num_copies, is_cold = _num_copies(len(weight.data)) if case.num_tokens <= MAX_COLD_TOKENS else (1, False)
     ops = NativeOps(isa, num_threads)
     result = run_linear(ops, x, weight, bias, residual, num_copies=num_copies)
     matrix = dequantize(weight)
@@ -85,7 +85,7 @@ def prepare_linear(case: LinearCase, isa: str, num_threads: int) -> PreparedCase
 def prepare_attention(case: AttentionCase, isa: str, num_threads: int) -> PreparedCase:
     inputs = case.make_inputs()
     is_decode = all(num_tokens == 1 for _, num_tokens in case.requests)
-    num_layers, is_cold = _num_copies(case.num_bytes) if is_decode else (2, False)
+    num_layers, is_cold = _num_copies(case.num_bytes) if is_decode else (1, False)
     ops = NativeOps(isa, num_threads)
     result = run_attention(ops, case, inputs, num_layers=num_layers)
     k_cache, v_cache = inputs.k_cache.astype(np.float16), inputs.v_cache.astype(np.float16)
