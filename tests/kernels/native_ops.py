@@ -1,8 +1,8 @@
-"""Linear layers and attention in one call, for the instruction set that a test asks for."""
+"""Linear layers, attention and experts in one call, for the instruction set that a test asks for."""
 
 from __future__ import annotations
 
-from pagoda.bench.native_ops import NativeOps, run_attention, run_linear
+from pagoda.bench.native_ops import NativeOps, run_attention, run_experts, run_linear
 from pagoda.kernels.attention.cases import AttentionCase, AttentionInputs
 from pagoda.kernels.experts.cases import ExpertsCase, ExpertsInputs
 from pagoda.runtime.forward_batch import Float32Array
@@ -27,14 +27,4 @@ def attention(isa: str, case: AttentionCase, inputs: AttentionInputs, num_thread
 
 
 def experts(isa: str, case: ExpertsCase, inputs: ExpertsInputs, num_threads: int = 1) -> Float32Array:
-    ops = NativeOps(isa, num_threads)
-    x, router, out = ops.buffer(inputs.x), ops.buffer(inputs.router), ops.model.add_buffer(case.width)
-    gates, ups, downs = (
-        [ops.model.add_weight(int(t.type), t.data, *t.shape) for t in tensors]
-        for tensors in (inputs.gates, inputs.ups, inputs.downs)
-    )
-    ops.model.experts_op(
-        x=x, router=router, out=out, gates=gates, ups=ups, downs=downs, width=case.width,
-        ffn_size=case.ffn_size, num_active=case.num_active, normalised=case.normalised,
-    )  # fmt: skip
-    return ops.run(out, [(x, inputs.x), (router, inputs.router)])
+    return run_experts(NativeOps(isa, num_threads), case, inputs)

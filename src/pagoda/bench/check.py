@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 
 import numpy as np
@@ -15,7 +16,7 @@ from pagoda.errors import PagodaError
 from pagoda.models import build_program
 from pagoda.runtime.build_batch import build_forward_batch
 from pagoda.sampling_params import SamplingParams
-from pagoda.weights.checkpoint import Checkpoint, expected_shapes, load_checkpoint
+from pagoda.weights.checkpoint import Checkpoint, load_checkpoint
 
 NUM_TOKENS = 32
 MAX_GAP = 0.3  # how far a logit may be behind the best where rounding may have chosen
@@ -31,9 +32,8 @@ def check_answer(llm: LLM, path: str) -> str:
         PagodaError: the answer is another.
     """
     with load_checkpoint(path) as checkpoint:
-        reference_bytes = sum(
-            4 * int(np.prod(s)) for s in expected_shapes(build_program(checkpoint.config)).values()
-        )
+        shapes = build_program(checkpoint.config).weight_shapes().values()
+        reference_bytes = sum(4 * math.prod(shape) for shape in shapes)
         if 2 * reference_bytes > machine.memory_available_bytes():
             return f"answers not checked: the reference needs {reference_bytes / 2**30:.1f} GiB of weights"
         assert llm.engine.tokenizer is not None
@@ -55,7 +55,7 @@ def _reference_logits(
     checkpoint: Checkpoint, token_ids: list[int]
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """Logits of every position, float32 [len(token_ids), vocab_size]."""
-    spec = checkpoint.config.kv_cache_spec()
+    spec = checkpoint.config.kv_cache_spec(dtype=ReferenceBackend.default_kv_dtype)
     num_blocks = [-(-len(token_ids) // spec.block_size)] * len(spec.groups)
     model = ReferenceBackend().compile(build_program(checkpoint.config), checkpoint, spec, num_blocks)
     request = ScheduledRequest(

@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 
 from pagoda.backends.cpu import FLOAT_TYPES, sample_arguments
-from pagoda.bench.native_ops import NativeOps, run_attention, run_linear
+from pagoda.bench.native_ops import NativeOps, run_attention, run_experts, run_linear
 from pagoda.kernels.activation.cases import GatedCase
 from pagoda.kernels.activation.reference import gated
 from pagoda.kernels.attention.cases import AttentionCase
 from pagoda.kernels.attention.reference import attention, write_kv
 from pagoda.kernels.embed.cases import EmbedCase
 from pagoda.kernels.embed.reference import embed
+from pagoda.kernels.experts.cases import ExpertsCase
+from pagoda.kernels.experts.reference import experts
+from pagoda.kernels.layer_norm.cases import LayerNormCase
+from pagoda.kernels.layer_norm.reference import layer_norm
 from pagoda.kernels.linear.cases import LinearCase
 from pagoda.kernels.linear.reference import linear
 from pagoda.kernels.quantize.cases import QuantizeCase
@@ -78,7 +82,7 @@ def prepare_linear(case: LinearCase, isa: str, num_threads: int) -> PreparedCase
         is_cold=is_cold,
         counts_dots=weight.type not in FLOAT_TYPES,
         num_executions=num_copies,
-        measure=lambda n: ops.repeat(n)["linear"],
+        measure=lambda n: _stage_s(ops.repeat(n), "linear"),
     )
 
 
@@ -108,6 +112,37 @@ def prepare_attention(case: AttentionCase, isa: str, num_threads: int) -> Prepar
         num_executions=num_layers,
         measure=lambda n: sum(ops.repeat(n).values()),  # with writing keys and values, and merging parts
     )
+
+
+def prepare_experts(case: ExpertsCase, isa: str, num_threads: int) -> PreparedCase:
+    inputs = case.make_inputs()
+    num_layers, is_cold = _num_copies(case.num_bytes) if case.num_tokens <= MAX_COLD_TOKENS else (1, False)
+    ops = NativeOps(isa, num_threads)
+    result = run_experts(ops, case, inputs, num_layers=num_layers)
+    gates, ups, downs = (
+        [dequantize(t) for t in tensors] for tensors in (inputs.gates, inputs.ups, inputs.downs)
+    )
+    expected = experts(
+        inputs.x, inputs.router, gates, ups, downs, case.num_active, normalised=case.normalised
+    )
+    return PreparedCase(
+        error=float(np.sqrt(np.mean((result - expected) ** 2) / np.mean(expected**2))),
+        is_cold=is_cold,
+        counts_dots=case.weight_type not in FLOAT_TYPES,
+        num_executions=num_layers,
+        measure=lambda n: sum(ops.repeat(n).values()),  # with routing, quantising and adding up
+    )
+
+
+def prepare_layer_norm(case: LayerNormCase, isa: str, num_threads: int) -> PreparedCase:
+    x, weight, bias, eps = case.make_inputs()
+
+    def add(ops: NativeOps, source: int, out: int) -> None:
+        vectors = [ops.model.add_vector(v) for v in (weight, bias)]
+        ops.model.row_op("layer_norm", a=source, b=vectors[1], out=out, weight=vectors[0], value=eps)
+
+    expected = layer_norm(x, weight, bias, eps)
+    return _prepare_rows(case, isa, num_threads, {"x": x}, case.width, add, expected)
 
 
 def prepare_rms_norm(case: RMSNormCase, isa: str, num_threads: int) -> PreparedCase:
@@ -170,7 +205,7 @@ def prepare_quantize(case: QuantizeCase, isa: str, num_threads: int) -> Prepared
     for _ in range(num_executions):
         ops.model.row_op("quantize", a=source, out=quant)
     ops.run(source, [(source, x)])
-    return PreparedCase(error, False, False, num_executions, lambda n: ops.repeat(n)["row"])
+    return PreparedCase(error, False, False, num_executions, lambda n: _stage_s(ops.repeat(n), "row"))
 
 
 def prepare_sample(case: SampleCase, isa: str, num_threads: int) -> PreparedCase:
@@ -216,7 +251,12 @@ def _prepare_rows(
         add(ops, buffers[0][0] if buffers else -1, out)
     result = ops.run(out, buffers, **(batch or {}))
     error = relative_error(result, expected)
-    return PreparedCase(error, False, False, num_executions, lambda n: ops.repeat(n)["row"])
+    return PreparedCase(error, False, False, num_executions, lambda n: _stage_s(ops.repeat(n), "row"))
+
+
+def _stage_s(seconds: dict[str, float], kind: str) -> float:
+    """Seconds of stages of one kind, until the last thread is through."""
+    return seconds[kind] + seconds["wait"]
 
 
 def _num_copies(num_bytes: int) -> tuple[int, bool]:

@@ -13,6 +13,8 @@ from pagoda.bench.kernel_runs import PreparedCase
 from pagoda.kernels.activation import cases as activation
 from pagoda.kernels.attention import cases as attention
 from pagoda.kernels.embed import cases as embed
+from pagoda.kernels.experts import cases as experts
+from pagoda.kernels.layer_norm import cases as layer_norm
 from pagoda.kernels.linear import cases as linear
 from pagoda.kernels.quantize import cases as quantize
 from pagoda.kernels.rms_norm import cases as rms_norm
@@ -35,8 +37,10 @@ class Kernel:
 KERNELS: dict[str, Kernel] = {
     "linear": Kernel(linear.CASES, linear.STEP_CASES, kernel_runs.prepare_linear),
     "attention": Kernel(attention.CASES, attention.STEP_CASES, kernel_runs.prepare_attention),
+    "experts": Kernel(experts.CASES, experts.STEP_CASES, kernel_runs.prepare_experts),
     "sample": Kernel(sample.CASES, sample.STEP_CASES, kernel_runs.prepare_sample),
     "rms_norm": Kernel(rms_norm.CASES, rms_norm.STEP_CASES, kernel_runs.prepare_rms_norm),
+    "layer_norm": Kernel(layer_norm.CASES, layer_norm.STEP_CASES, kernel_runs.prepare_layer_norm),
     "rope": Kernel(rope.CASES, rope.STEP_CASES, kernel_runs.prepare_rope),
     "activation": Kernel(activation.CASES, activation.STEP_CASES, kernel_runs.prepare_gated),
     "quantize": Kernel(quantize.CASES, quantize.STEP_CASES, kernel_runs.prepare_quantize),

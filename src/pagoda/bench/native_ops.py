@@ -9,6 +9,7 @@ import numpy as np
 from pagoda import _native
 from pagoda.backends.cpu import FLOAT_TYPES
 from pagoda.kernels.attention.cases import AttentionCase, AttentionInputs
+from pagoda.kernels.experts.cases import ExpertsCase, ExpertsInputs
 from pagoda.runtime.forward_batch import Float32Array, Int32Array
 from pagoda.weights.tensor import Tensor
 
@@ -59,7 +60,10 @@ class NativeOps:
         return result
 
     def repeat(self, num_times: int) -> dict[str, float]:
-        """Run what `run` ran again. Returns seconds by kind of stage, of all times together."""
+        """Run what `run` ran again. Returns seconds of one thread by kind of stage, all times together.
+
+        "wait" is what it waited for the others.
+        """
         self.model.set_profile(True)
         self.model.take_profile()
         for _ in range(num_times):
@@ -135,3 +139,28 @@ def run_attention(
         block_tables=[inputs.block_table],
         slot_mapping=[inputs.slot_mapping],
     )
+
+
+def run_experts(
+    ops: NativeOps, case: ExpertsCase, inputs: ExpertsInputs, *, num_layers: int = 1
+) -> Float32Array:
+    """The result of routed experts. Layers run one after the other, each with its own weights."""
+    x, router, out = ops.buffer(inputs.x), ops.buffer(inputs.router), ops.model.add_buffer(case.width)
+    for _ in range(num_layers):
+        gates, ups, downs = (
+            [ops.model.add_weight(int(t.type), t.data, *t.shape) for t in tensors]
+            for tensors in (inputs.gates, inputs.ups, inputs.downs)
+        )
+        ops.model.experts_op(
+            x=x,
+            router=router,
+            out=out,
+            gates=gates,
+            ups=ups,
+            downs=downs,
+            width=case.width,
+            ffn_size=case.ffn_size,
+            num_active=case.num_active,
+            normalised=case.normalised,
+        )
+    return ops.run(out, [(x, inputs.x), (router, inputs.router)])

@@ -70,3 +70,9 @@ CASES: tuple[ExpertsCase, ...] = (
     ExpertsCase(33, 8, 2, weight_type=TensorType.Q4_0, tolerance=2e-2),
     ExpertsCase(6, 8, 2, width=256, ffn_size=512, weight_type=TensorType.Q4_K, tolerance=2e-2),
 )
+
+# What steps of Granite 3.1 1B-A400M run: one stream, a few, many, prefill.
+STEP_CASES: tuple[ExpertsCase, ...] = tuple(
+    ExpertsCase(m, 32, 8, width=1024, ffn_size=512, weight_type=TensorType.Q4_K, tolerance=2e-2)
+    for m in (1, 4, 8, 64, 512)
+)

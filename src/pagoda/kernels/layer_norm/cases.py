@@ -46,3 +46,6 @@ CASES: tuple[LayerNormCase, ...] = (
     *(LayerNormCase(2, width) for width in (1, 2, 15, 16, 17, 96, 130, 768, 1600)),
     LayerNormCase(3, 768, mean=100.0, tolerance=1e-4),
 )
+
+# What steps of GPT-2 run: one token and a full step.
+STEP_CASES: tuple[LayerNormCase, ...] = tuple(LayerNormCase(num_tokens, 768) for num_tokens in (1, 512))
