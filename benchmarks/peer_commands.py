@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer_http import complete, free_port, server, wall_s
-from benchmarks.serving import TOKEN_IDS, Workload
+from benchmarks.serving import Workload
+from benchmarks.streaming import TOKEN_IDS
 from pagoda.bench.steps import MAX_NUM_BATCHED_TOKENS, WORKLOADS
 
 FOLDER = Path(__file__).parent

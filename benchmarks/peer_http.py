@@ -26,8 +26,11 @@ START_S, ANSWER_S, STOP_S = 600.0, 600.0, 30.0
 
 def http_workloads() -> dict[str, Workload]:
     """Prompts are new in every call."""
-    shared, _, apart = workloads()
-    return {"32 x 240, 64 out, s": apart, "48 x (1350 shared + 66), 32 out, s": shared}
+    chosen = workloads()
+    return {
+        "32 x 240, 64 out, s": chosen["no-prefix"],
+        "48 x (1350 shared + 66), 32 out, s": chosen["shared-prefix"],
+    }
 
 
 def free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 
 import numpy as np
@@ -31,9 +32,8 @@ def check_answer(llm: LLM, path: str) -> str:
         PagodaError: the answer is another.
     """
     with load_checkpoint(path) as checkpoint:
-        reference_bytes = sum(
-            4 * int(np.prod(s)) for s in build_program(checkpoint.config).weight_shapes().values()
-        )
+        shapes = build_program(checkpoint.config).weight_shapes().values()
+        reference_bytes = sum(4 * math.prod(shape) for shape in shapes)
         if 2 * reference_bytes > machine.memory_available_bytes():
             return f"answers not checked: the reference needs {reference_bytes / 2**30:.1f} GiB of weights"
         assert llm.engine.tokenizer is not None

@@ -71,7 +71,7 @@ def relative_error(result: Float32Array, expected: Float32Array) -> float:
 
 def prepare_linear(case: LinearCase, isa: str, num_threads: int) -> PreparedCase:
     x, weight, bias, residual = case.make_inputs()
-    num_copies, is_cold = _num_copies(len(weight.data)) if case.num_tokens <= MAX_COLD_TOKENS else (2, False)
+    num_copies, is_cold = _num_copies(len(weight.data)) if case.num_tokens <= MAX_COLD_TOKENS else (1, False)
     ops = NativeOps(isa, num_threads)
     result = run_linear(ops, x, weight, bias, residual, num_copies=num_copies)
     matrix = dequantize(weight)
@@ -83,14 +83,14 @@ def prepare_linear(case: LinearCase, isa: str, num_threads: int) -> PreparedCase
         is_cold=is_cold,
         counts_dots=weight.type not in FLOAT_TYPES,
         num_executions=num_copies,
-        measure=lambda n: ops.repeat(n)["linear"],
+        measure=lambda n: _stage_s(ops.repeat(n), "linear"),
     )
 
 
 def prepare_attention(case: AttentionCase, isa: str, num_threads: int) -> PreparedCase:
     inputs = case.make_inputs()
     is_decode = all(num_tokens == 1 for _, num_tokens in case.requests)
-    num_layers, is_cold = _num_copies(case.num_bytes) if is_decode else (2, False)
+    num_layers, is_cold = _num_copies(case.num_bytes) if is_decode else (1, False)
     ops = NativeOps(isa, num_threads)
     result = run_attention(ops, case, inputs, num_layers=num_layers)
     k_cache, v_cache = inputs.k_cache.astype(np.float16), inputs.v_cache.astype(np.float16)
@@ -113,6 +113,37 @@ def prepare_attention(case: AttentionCase, isa: str, num_threads: int) -> Prepar
         num_executions=num_layers,
         measure=lambda n: sum(ops.repeat(n).values()),  # with writing keys and values, and merging parts
     )
+
+
+def prepare_experts(case: ExpertsCase, isa: str, num_threads: int) -> PreparedCase:
+    inputs = case.make_inputs()
+    num_layers, is_cold = _num_copies(case.num_bytes) if case.num_tokens <= MAX_COLD_TOKENS else (1, False)
+    ops = NativeOps(isa, num_threads)
+    result = run_experts(ops, case, inputs, num_layers=num_layers)
+    gates, ups, downs = (
+        [dequantize(t) for t in tensors] for tensors in (inputs.gates, inputs.ups, inputs.downs)
+    )
+    expected = experts(
+        inputs.x, inputs.router, gates, ups, downs, case.num_active, normalised=case.normalised
+    )
+    return PreparedCase(
+        error=float(np.sqrt(np.mean((result - expected) ** 2) / np.mean(expected**2))),
+        is_cold=is_cold,
+        counts_dots=case.weight_type not in FLOAT_TYPES,
+        num_executions=num_layers,
+        measure=lambda n: sum(ops.repeat(n).values()),  # with routing, quantising and adding up
+    )
+
+
+def prepare_layer_norm(case: LayerNormCase, isa: str, num_threads: int) -> PreparedCase:
+    x, weight, bias, eps = case.make_inputs()
+
+    def add(ops: NativeOps, source: int, out: int) -> None:
+        vectors = [ops.model.add_vector(v) for v in (weight, bias)]
+        ops.model.row_op("layer_norm", a=source, b=vectors[1], out=out, weight=vectors[0], value=eps)
+
+    expected = layer_norm(x, weight, bias, eps)
+    return _prepare_rows(case, isa, num_threads, {"x": x}, case.width, add, expected)
 
 
 def prepare_rms_norm(case: RMSNormCase, isa: str, num_threads: int) -> PreparedCase:
@@ -205,7 +236,7 @@ def prepare_quantize(case: QuantizeCase, isa: str, num_threads: int) -> Prepared
     for _ in range(num_executions):
         ops.model.row_op("quantize", a=source, out=quant)
     ops.run(source, [(source, x)])
-    return PreparedCase(error, False, False, num_executions, lambda n: ops.repeat(n)["row"])
+    return PreparedCase(error, False, False, num_executions, lambda n: _stage_s(ops.repeat(n), "row"))
 
 
 def prepare_sample(case: SampleCase, isa: str, num_threads: int) -> PreparedCase:
@@ -251,7 +282,12 @@ def _prepare_rows(
         add(ops, buffers[0][0] if buffers else -1, out)
     result = ops.run(out, buffers, **(batch or {}))
     error = relative_error(result, expected)
-    return PreparedCase(error, False, False, num_executions, lambda n: ops.repeat(n)["row"])
+    return PreparedCase(error, False, False, num_executions, lambda n: _stage_s(ops.repeat(n), "row"))
+
+
+def _stage_s(seconds: dict[str, float], kind: str) -> float:
+    """Seconds of stages of one kind, until the last thread is through."""
+    return seconds[kind] + seconds["wait"]
 
 
 def _num_copies(num_bytes: int) -> tuple[int, bool]:

@@ -60,7 +60,10 @@ class NativeOps:
         return result
 
     def repeat(self, num_times: int) -> dict[str, float]:
-        """Run what `run` ran again. Returns seconds by kind of stage, of all times together."""
+        """Run what `run` ran again. Returns seconds of one thread by kind of stage, all times together.
+
+        "wait" is what it waited for the others.
+        """
         self.model.set_profile(True)
         self.model.take_profile()
         for _ in range(num_times):
@@ -138,23 +141,26 @@ def run_attention(
     )
 
 
-def run_experts(ops: NativeOps, case: ExpertsCase, inputs: ExpertsInputs) -> Float32Array:
-    """The sum of what each token's experts make of it."""
+def run_experts(
+    ops: NativeOps, case: ExpertsCase, inputs: ExpertsInputs, *, num_layers: int = 1
+) -> Float32Array:
+    """The result of routed experts. Layers run one after the other, each with its own weights."""
     x, router, out = ops.buffer(inputs.x), ops.buffer(inputs.router), ops.model.add_buffer(case.width)
-    gates, ups, downs = (
-        [ops.model.add_weight(int(t.type), t.data, *t.shape) for t in tensors]
-        for tensors in (inputs.gates, inputs.ups, inputs.downs)
-    )
-    ops.model.experts_op(
-        x=x,
-        router=router,
-        out=out,
-        gates=gates,
-        ups=ups,
-        downs=downs,
-        width=case.width,
-        ffn_size=case.ffn_size,
-        num_active=case.num_active,
-        normalised=case.normalised,
-    )
+    for _ in range(num_layers):
+        gates, ups, downs = (
+            [ops.model.add_weight(int(t.type), t.data, *t.shape) for t in tensors]
+            for tensors in (inputs.gates, inputs.ups, inputs.downs)
+        )
+        ops.model.experts_op(
+            x=x,
+            router=router,
+            out=out,
+            gates=gates,
+            ups=ups,
+            downs=downs,
+            width=case.width,
+            ffn_size=case.ffn_size,
+            num_active=case.num_active,
+            normalised=case.normalised,
+        )
     return ops.run(out, [(x, inputs.x), (router, inputs.router)])

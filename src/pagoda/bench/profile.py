@@ -21,7 +21,7 @@ from pagoda.runtime.model_runner import ModelRunner
 class StepProfile:
     """Seconds of one step, by part, the mean over `num_steps`; they add up to the step.
 
-    Parts are the kinds of native stages (each with the barrier that ends it), "between stages" (the rest of
+    Parts are the kinds of native stages in one thread, "wait" (for the others), "between stages" (the rest of
     the native call), "sampler", and "python": scheduling, arrays, detokenising.
     """
 

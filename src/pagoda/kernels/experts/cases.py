@@ -71,8 +71,8 @@ CASES: tuple[ExpertsCase, ...] = (
     ExpertsCase(6, 8, 2, width=256, ffn_size=512, weight_type=TensorType.Q4_K, tolerance=2e-2),
 )
 
-# A small mixture: one token of decode, a batch of it, and a prompt.
+# What steps of Granite 3.1 1B-A400M run: one stream, a few, many, prefill.
 STEP_CASES: tuple[ExpertsCase, ...] = tuple(
-    ExpertsCase(num_tokens, 16, 4, width=512, ffn_size=256, weight_type=TensorType.Q4_0, tolerance=2e-2)
-    for num_tokens in (1, 16, 256)
+    ExpertsCase(m, 32, 8, width=1024, ffn_size=512, weight_type=TensorType.Q4_K, tolerance=2e-2)
+    for m in (1, 4, 8, 64, 512)
 )
