@@ -107,8 +107,8 @@ def _kv_rows(spec: KVCacheSpec, max_position: int) -> Iterator[tuple[str, str]]:
 
 def _tensor_rows(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     sizes: dict[str, list[int]] = {}
-    for tensor in checkpoint.stored_tensors.values():
-        sizes.setdefault(tensor.type.name, []).append(len(tensor.data))
+    for tensor in checkpoint.outlines.values():
+        sizes.setdefault(tensor.type.name, []).append(tensor.num_bytes)
     for kind, of_kind in sorted(sizes.items(), key=lambda item: -sum(item[1])):
         yield f"tensors {kind}", f"{len(of_kind)}, {format_memory(sum(of_kind))}"
 
