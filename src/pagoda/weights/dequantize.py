@@ -156,7 +156,8 @@ def _iq4_xs(blocks: Blocks) -> Floats:
 def _mxfp4(blocks: Blocks) -> Floats:
     """8 bits exponent, 32 x 4 bits: values[q] * 2^(exponent - 128)."""
     exponents = blocks[:, :1].astype(np.int32) - 128
-    return np.asarray(np.ldexp(_FP4_VALUES[_nibbles(blocks[:, 1:])], exponents), np.float32)
+    values: Floats = np.ldexp(_FP4_VALUES[_nibbles(blocks[:, 1:])], exponents)
+    return values
 
 
 _UNPACK: dict[TensorType, Callable[[Blocks], Floats]] = {
