@@ -149,8 +149,8 @@ def _iq4_xs(blocks: Blocks) -> Floats:
     lower = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=2).reshape(-1, 8)
     upper = (blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(-1, 8) & 3
     scales = _half(blocks, 0) * ((lower | (upper << 4)).astype(np.float32) - 32)
-    q = _IQ4_VALUES[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))]
-    return (scales[:, :, None] * q).reshape(len(blocks), 256)
+    values: Floats = scales[:, :, None] * _IQ4_VALUES[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))]
+    return values.reshape(len(blocks), 256)
 
 
 def _mxfp4(blocks: Blocks) -> Floats:
