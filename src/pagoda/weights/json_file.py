@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
         if not path.is_file():
             raise ModelFileError(f"{path}: this is not a regular file")
         with path.open("rb") as file:
-            raw = file.read(max_bytes + 1)
+            raw = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
     if len(raw) > max_bytes:

@@ -142,7 +142,8 @@ def _tensor_info(name: str, entry: object, data_start: int, size: int) -> Tensor
         )
     if data_start + end > size:
         raise _HeaderError(f"{what} ends at byte {data_start + end}, the file has {size}")
-    return TensorInfo(name, weight_type or dtype, tuple(shape), data_start + begin, end - begin)
+    stored_type = dtype if weight_type is None else weight_type
+    return TensorInfo(name, stored_type, tuple(shape), data_start + begin, end - begin)
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:
