@@ -15,9 +15,9 @@ from pagoda.core.cost import KVCacheSpec
 from pagoda.core.events import EventSink
 from pagoda.core.scheduler import Scheduler
 from pagoda.engine.engine import Engine
+from pagoda.engine.hf_tokenizer import tokenizer_of
 from pagoda.engine.memory import default_kv_bytes, longest_sequence, plan_num_blocks
 from pagoda.engine.self_check import SENTENCE, check_logits
-from pagoda.engine.tokenizer import Tokenizer
 from pagoda.errors import ConfigError
 from pagoda.models import build_program
 from pagoda.models.config import ModelConfig
@@ -59,7 +59,7 @@ def load_engine(
         checkpoint = load_checkpoint(resolve_model(fspath(model), progress=progress))
         on_failure.callback(checkpoint.close)
         config = checkpoint.config
-        tokenizer = Tokenizer.from_gguf(checkpoint.metadata)
+        tokenizer = tokenizer_of(checkpoint)
         dtype = chosen_backend.default_kv_dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype
         spec = config.kv_cache_spec(block_size=cache.block_size, dtype=dtype)
         scheduler, num_blocks = plan_capacity(checkpoint, spec, max_model_len, scheduler, cache)

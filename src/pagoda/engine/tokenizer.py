@@ -24,11 +24,15 @@ _UNTRUSTED_MARKS = tuple(map(chr, range(0xFDD0, 0xFDE0)))  # noncharacters: no i
 class TextEncoder(Protocol):
     """Encodes text that holds no token to be matched whole."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, is_start: bool = True) -> list[int]:
+        """`is_start`: whether the text is what a prompt begins with."""
 
 
 class Tokenizer:
-    """Token ids of one model. Immutable, and safe to use from several threads. Make one with `from_gguf`."""
+    """Token ids of one model. Immutable, and safe to use from several threads.
+
+    `tokenizer_of` (`engine/hf_tokenizer.py`) makes one for any model.
+    """
 
     def __init__(
         self,
@@ -200,7 +204,7 @@ class Tokenizer:
             if isinstance(part, int):
                 token_ids.append(part)
             else:
-                token_ids += self._encoder.encode(part)
+                token_ids += self._encoder.encode(part, is_start=not token_ids)
         return token_ids
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -79,23 +79,37 @@ class Vocabulary:
             name: read_token_id(metadata, name, len(texts))
             for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
         }
-        end_ids = {index for name in ("eos", "eot", "eom") if (index := named[name]) is not None}
-        end_ids |= _end_ids_by_text(texts, types)
-        control_ids = set(ids_of_type(types, TokenType.CONTROL, TokenType.UNKNOWN))
-        # Old converters typed control tokens as ordinary ones. A named token spelled as a tag is not text.
-        for index in {*named.values(), *end_ids}:
-            if index is not None and _is_tag(texts[index]):
-                control_ids.add(index)
-        return cls(
-            texts=texts,
-            types=types,
-            bos_token_id=named["bos"],
-            eos_token_id=named["eos"],
-            unknown_token_id=named["unknown"],
-            end_token_ids=frozenset(end_ids),
-            control_ids=frozenset(control_ids),
-            user_defined_ids=[i for i in ids_of_type(types, TokenType.USER_DEFINED) if i not in control_ids],
-        )
+        return make_vocabulary(texts, types, named)
+
+
+def make_vocabulary(
+    texts: Sequence[str],
+    types: Sequence[int],
+    named: Mapping[str, int | None],
+    end_token_ids: Iterable[int] = (),
+) -> Vocabulary:
+    """A vocabulary whose lengths and ids have been checked.
+
+    `named` has the ids of "bos", "eos", "eot", "eom", "unknown" and "padding" as far as the model names them.
+    All named ends, `end_token_ids` and the end tokens of published models that are in it end an answer.
+    """
+    end_ids = {index for name in ("eos", "eot", "eom") if (index := named.get(name)) is not None}
+    end_ids |= {*end_token_ids, *_end_ids_by_text(texts, types)}
+    control_ids = set(ids_of_type(types, TokenType.CONTROL, TokenType.UNKNOWN))
+    # Old converters typed control tokens as ordinary ones. A named token spelled as a tag is not text.
+    for index in {*named.values(), *end_ids}:
+        if index is not None and _is_tag(texts[index]):
+            control_ids.add(index)
+    return Vocabulary(
+        texts=texts,
+        types=types,
+        bos_token_id=named.get("bos"),
+        eos_token_id=named.get("eos"),
+        unknown_token_id=named.get("unknown"),
+        end_token_ids=frozenset(end_ids),
+        control_ids=frozenset(control_ids),
+        user_defined_ids=[i for i in ids_of_type(types, TokenType.USER_DEFINED) if i not in control_ids],
+    )
 
 
 def read_array(metadata: Mapping[str, Any], name: str) -> list[Any] | None:
