@@ -28,12 +28,57 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file behind an http(s) address, and what its bytes must be."""
+    """A file behind an http(s) address, and what its bytes must be; see `Checksum` for `checksum`."""
 
     url: str
     size_bytes: int
-    sha256: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    checksum: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a token
+
+    @property
+    def checksum_name(self) -> str:
+        return "SHA-256" if len(self.checksum) == 64 else "SHA-1"
+
+
+class Checksum:
+    """What the bytes of a file must hash to: SHA-256, or SHA-1 as git computes it, told by their lengths.
+
+    The hub gives SHA-256 for large files and git's blob id for small ones.
+    """
+
+    def __init__(self, expected: str, size_bytes: int) -> None:
+        self.expected = expected
+        self.name = "SHA-256" if len(expected) == 64 else "SHA-1"
+        self._size_bytes = size_bytes
+        self.restart()
+
+    def restart(self) -> None:
+        if self.name == "SHA-256":
+            self._digest = hashlib.sha256()
+        else:
+            self._digest = hashlib.sha1(b"blob %d\0" % self._size_bytes, usedforsecurity=False)
+
+    def update(self, chunk: bytes) -> None:
+        self._digest.update(chunk)
+
+    @property
+    def actual(self) -> str:
+        return self._digest.hexdigest()
+
+    @property
+    def is_right(self) -> bool:
+        return self.actual == self.expected
+
+
+def is_complete(path: Path, remote: RemoteFile) -> bool:
+    """Whether a file is there with the bytes that `remote` has; all of them are read."""
+    if not path.is_file() or path.stat().st_size != remote.size_bytes:
+        return False
+    checksum = Checksum(remote.checksum, remote.size_bytes)
+    with disk_errors(path), path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum.update(chunk)
+    return checksum.is_right
 
 
 class PartialFile:
@@ -45,13 +90,12 @@ class PartialFile:
         PagodaError: the disk is full or not writable.
     """
 
-    def __init__(self, target: Path, *, size_bytes: int, sha256: str) -> None:
+    def __init__(self, target: Path, *, size_bytes: int, checksum: str) -> None:
         self.target = target
         self.path = target.with_name(target.name + ".partial")
         self.size_bytes = size_bytes
-        self.sha256 = sha256
         self.num_bytes = 0
-        self._digest = hashlib.sha256()
+        self._checksum = Checksum(checksum, size_bytes)
         self._file: IO[bytes]
 
     def __enter__(self) -> PartialFile:
@@ -60,7 +104,7 @@ class PartialFile:
             self._file = self.path.open("a+b")
             self._file.seek(0)
             while chunk := self._file.read(_CHUNK_BYTES):
-                self._digest.update(chunk)
+                self._checksum.update(chunk)
                 self.num_bytes += len(chunk)
         if self.num_bytes > self.size_bytes:
             self.restart()
@@ -75,13 +119,13 @@ class PartialFile:
     def restart(self) -> None:
         with disk_errors(self.path):
             self._file.truncate(0)
-        self._digest = hashlib.sha256()
+        self._checksum.restart()
         self.num_bytes = 0
 
     def write(self, chunk: bytes) -> None:
         with disk_errors(self.path):
             self._file.write(chunk)
-        self._digest.update(chunk)
+        self._checksum.update(chunk)
         self.num_bytes += len(chunk)
         if self.num_bytes > self.size_bytes:
             self.restart()
@@ -90,18 +134,18 @@ class PartialFile:
             )
 
     def publish(self) -> None:
-        """Check size and SHA-256, then give the file its name. A wrong file is removed.
+        """Check size and checksum, then give the file its name. A wrong file is removed.
 
         Raises:
             PagodaError: the bytes are not the expected ones.
         """
         if self.num_bytes != self.size_bytes:
             raise PagodaError(f"{self.target.name}: {self.num_bytes} bytes came, not {self.size_bytes}")
-        if self._digest.hexdigest() != self.sha256:
-            digest = self._digest.hexdigest()
+        if not self._checksum.is_right:
+            name, actual, expected = self._checksum.name, self._checksum.actual, self._checksum.expected
             self.restart()
             self.path.unlink(missing_ok=True)
-            raise PagodaError(f"{self.target.name}: SHA-256 is {digest}, expected {self.sha256}")
+            raise PagodaError(f"{self.target.name}: {name} is {actual}, expected {expected}")
         with disk_errors(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -121,7 +165,7 @@ def download(
         ModelNotFoundError: the server has no such file.
         PagodaError: it refuses, does not answer, keeps breaking off, or sends other bytes.
     """
-    with PartialFile(target, size_bytes=remote.size_bytes, sha256=remote.sha256) as partial:
+    with PartialFile(target, size_bytes=remote.size_bytes, checksum=remote.checksum) as partial:
         num_inherited = partial.num_bytes
         _fetch(remote, partial, report, retry_wait_s)
         try:
@@ -131,7 +175,7 @@ def download(
             if not num_inherited:
                 raise
     # What was inherited may be the wrong part: one try with all bytes from one server.
-    with PartialFile(target, size_bytes=remote.size_bytes, sha256=remote.sha256) as partial:
+    with PartialFile(target, size_bytes=remote.size_bytes, checksum=remote.checksum) as partial:
         _fetch(remote, partial, report, retry_wait_s)
         partial.publish()
 

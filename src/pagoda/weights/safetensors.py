@@ -40,11 +40,12 @@ def read_safetensors(folder: Path) -> TensorFile:
     return TensorFile(paths, maps, headers)
 
 
-def weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
+def weight_files(folder: Path, *, require_all: bool = True) -> tuple[list[Path], Mapping[str, str]]:
     """The files that hold the weights, and by tensor the name of its file: empty for a single file.
 
     Raises:
-        ModelFileError: there are none, the index is damaged, or a shard it names is missing.
+        ModelFileError: there are none, the index is damaged, or a shard it names is missing although
+            `require_all`.
     """
     if (folder / SINGLE_FILE).exists():
         return [folder / SINGLE_FILE], {}
@@ -53,7 +54,7 @@ def weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
     weight_map = _read_index(folder / INDEX_FILE)
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
+    if missing and require_all:
         raise ModelFileError(
             f"{folder}: {len(missing)} of the model's {len(names)} files are missing: {_listed(missing)}",
             hint="fetch them into the same folder",

