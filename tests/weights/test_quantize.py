@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagoda import _native
 from pagoda.errors import ConfigError, UnsupportedError
 from pagoda.weights.dequantize import dequantize
-from pagoda.weights.quantize import check_quantization, quantize, quantized
+from pagoda.weights.quantize import _encode, check_quantization, quantize, quantized
 from pagoda.weights.tensor import Tensor, TensorType
 from tests.gguf_files import encode
 
@@ -82,6 +83,35 @@ def test_values_that_are_not_finite_do_not_become_finite(wanted: TensorType, bad
     assert not np.isfinite(group).all()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from([1e-8, 1e-4, 0.02, 1.0, 1e5, 1e30]),
+    shift=st.sampled_from([0.0, 1.0, -30.0]),
+    type=st.sampled_from([TensorType.F32, TensorType.F16, TensorType.BF16]),
+)
+@pytest.mark.parametrize("wanted", [TensorType.Q8_0, TensorType.Q4_1], ids=lambda t: t.name)
+def test_native_code_gives_the_same_bits(
+    wanted: TensorType, seed: int, size: float, shift: float, type: TensorType
+) -> None:
+    """Values of any size, some repeated, some zero; a few groups of one value."""
+    values = np.random.default_rng(seed).standard_normal((8, 128)) + shift
+    values[:, 3:9] = values[:, 2:3]
+    values[1, 40:50] = 0
+    values[2, 64:] = values[2, 64]
+    with np.errstate(over="ignore"):
+        stored = tensor((size * values).astype(np.float32), type=type)
+    blocks = [np.empty(8 * 4 * wanted.block_bytes, np.uint8) for _ in range(2)]
+    for quantise, out in zip((_native.encode, _encode), blocks, strict=True):
+        quantise(int(type), stored.data, int(wanted), out)
+    ours, theirs = (dequantize(Tensor("w", wanted, (8, 128), out)) for out in blocks)
+    finite = np.isfinite(theirs)
+    assert np.array_equal(finite, np.isfinite(ours))
+    assert np.array_equal(ours[finite], theirs[finite])
+    whole = finite.reshape(-1, 32).all(axis=1)
+    assert np.array_equal(*(out.reshape(-1, wanted.block_bytes)[whole] for out in blocks))
+
+
 @pytest.mark.parametrize("type", [TensorType.F16, TensorType.BF16], ids=lambda t: t.name)
 def test_half_precision_is_read_as_the_floats_it_stands_for(type: TensorType) -> None:
     stored = tensor(RNG.standard_normal((5, 96)), type=type)
@@ -91,7 +121,7 @@ def test_half_precision_is_read_as_the_floats_it_stands_for(type: TensorType) ->
 
 
 def test_rows_are_quantised_alike_wherever_they_are() -> None:
-    values = RNG.standard_normal((700, 2048)).astype(np.float32)  # more than is done at once
+    values = RNG.standard_normal((700, 2048)).astype(np.float32)  # more groups than are done at once
     for wanted in (TensorType.Q8_0, TensorType.Q4_1):
         whole = quantize(tensor(values), wanted).data.reshape(700, -1)
         for row in (0, 511, 512, 699):
@@ -123,7 +153,7 @@ def test_what_is_quantised_and_what_is_not() -> None:
 
 
 def test_weights_that_are_quantised_already_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"quantised already .Q8_0\.") as caught:
+    with pytest.raises(UnsupportedError, match=r"quantised already .Q8_0.") as caught:
         quantized({"w": tensor(np.ones((2, 32)), type=TensorType.Q8_0)}, "q4")
     assert "leave --quantization out" in (caught.value.hint or "")
 
