@@ -178,7 +178,7 @@ def test_templates_of_random_statements_are_tame(source: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(statements)
 def test_many_templates_of_random_statements_are_tame(source: str) -> None:
     require_tame(source)
