@@ -179,6 +179,17 @@ def test_packed_layers_are_the_model_of_their_integers(tmp_path: Path, method: s
         load_checkpoint(tmp_path / "p", quantization="q4")
 
 
+def test_a_digest_names_weights_and_configuration(tmp_path: Path) -> None:
+    """H06: keys of one model are not those of another with the same weights and another rotation."""
+    model = TINY_MODELS["qwen2"]
+    digests = []
+    for name, theta in (("a", 10000.0), ("b", 10000.0), ("c", 500000.0)):
+        config = hf_config(model) | {"rope_theta": theta}
+        with load_checkpoint(write_folder(tmp_path / name, config, hf_arrays(model))) as checkpoint:
+            digests.append(checkpoint.digest())
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_tensors_that_nothing_reads_are_an_error(tmp_path: Path) -> None:
     """A39."""
     model = TINY_MODELS["qwen2"]

@@ -76,11 +76,11 @@ class Tokenizer:
             UnsupportedError: a kind of vocabulary, or a pre-tokenizer, that is not implemented.
         """
         kind = metadata.get("tokenizer.ggml.model")
-        if kind not in ("gpt2", "llama"):
+        if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
             if kind is None:
                 raise ModelFileError("the model file names no tokenizer (tokenizer.ggml.model)")
             raise UnsupportedError(
-                f"the tokenizer {kind!r} (tokenizer.ggml.model) is not supported",
+                f"the tokenizer {kind!r:.80} (tokenizer.ggml.model) is not supported",
                 hint="supported: gpt2 (byte-level BPE) and llama (SentencePiece BPE)",
             )
         vocabulary = Vocabulary.from_gguf(metadata)
@@ -278,6 +278,8 @@ def _build_spm(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer
 def _read_chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Templates by name. The unnamed one is "default"; a file's only template is, whatever its name."""
     prefix = "tokenizer.chat_template"
+    if not isinstance(metadata.get(prefix, ""), str):
+        raise ModelFileError(f"{prefix} is {metadata[prefix]!r:.80}; it must be text")
     templates = {
         key.removeprefix(prefix).removeprefix(".") or "default": value
         for key, value in metadata.items()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 
@@ -73,8 +75,10 @@ class Checkpoint:
         return sum(outline.num_bytes for outline in self.outlines.values())
 
     def digest(self) -> str:
-        """Identifies the weights: equal files, wherever they are, have equal digests."""
+        """Identifies the model: equal files, wherever they are, have equal digests."""
         digest = self._file.digest()
+        if self.folder is not None:  # GGUF files have their configuration in the header
+            digest += sha256(json.dumps(self.folder.config, sort_keys=True).encode()).hexdigest()[:8]
         return digest if self.quantization is None else f"{digest}-{self.quantization}"
 
     def config_for(self, max_model_len: int) -> ModelConfig:
