@@ -36,7 +36,7 @@ class StepCost:
             elif isinstance(op, Logits):
                 heads.add(op.weight)
         return cls(
-            weight_bytes=sum(len(checkpoint.stored_tensors[name].data) for name in layers | heads),
+            weight_bytes=sum(checkpoint.outlines[name].num_bytes for name in layers | heads),
             dots_per_token=sum(_num_dots(checkpoint, name) for name in layers),
             dots_per_head_row=sum(_num_dots(checkpoint, name) for name in heads),
             spec=checkpoint.config.kv_cache_spec(dtype=CPU_KV_DTYPE),
@@ -68,6 +68,6 @@ class StepCost:
 
 def _num_dots(checkpoint: Checkpoint, name: str) -> int:
     """Operations of one row; none of float layers, which the ceiling of byte dot products is not for."""
-    tensor = checkpoint.stored_tensors[name]
+    tensor = checkpoint.outlines[name]
     rows, cols = tensor.shape
     return 0 if tensor.type in FLOAT_TYPES else 2 * rows * cols
