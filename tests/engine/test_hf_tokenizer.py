@@ -215,6 +215,13 @@ def put(value: Any, *path: str) -> Any:
     return change
 
 
+@pytest.mark.parametrize("value", [None, -1, 10**6, "0"])
+def test_unigrams_need_a_token_for_what_is_unknown(tmp_path: Path, value: Any) -> None:
+    """C19: without one the package fails on the first character that is no piece, while it serves."""
+    with pytest.raises(ModelFileError, match="'unk_id' is"):
+        make(tmp_path, "unigram", put(value, "model", "unk_id"))
+
+
 GMASK = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[gMASK]"}}]}
 NAMES = ("type", "vocab", "merges", "single", "id", "content", "special", "normalizers", "prepend_scheme")
 KIND_NAMES = ("Sequence", "ByteLevel", "Metaspace", "TemplateProcessing", "BPE", "Unigram")

@@ -67,7 +67,7 @@ def run(checkpoint: Checkpoint, token_ids: list[int], backend: Any = None) -> np
         build_program(checkpoint.config),
         checkpoint,
         num_tokens=600,
-        kv_dtype="f32" if backend is None else "f16",
+        kv_dtype="f32" if backend is None else None,
     )
     (logits,) = run_chunked(paged, [token_ids])
     return np.asarray(logits)

@@ -110,7 +110,9 @@ def _vocabulary(folder: HFFolder, content: TokenizerJSON, vocab_size: int) -> Vo
 def _unknown_id(content: TokenizerJSON, by_id: Mapping[int, str]) -> int | None:
     if content.kind == "Unigram":
         index = content.model.get("unk_id")
-        return index if type(index) is int and index in by_id else None
+        if type(index) is not int or index not in by_id:
+            raise wrong(f"'unk_id' is {index!r:.80}; a Unigram model cannot do without one of its tokens")
+        return index
     text = content.model.get("unk_token")
     return next((index for index, found in by_id.items() if found == text), None) if text else None
 
