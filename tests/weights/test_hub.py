@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pagoda.errors import ConfigError, ModelNotFoundError, PagodaError, UnsupportedError
-from pagoda.weights import download, hub
+from pagoda.weights import hub, partial_file
 from pagoda.weights.catalog import resolve_model
 from pagoda.weights.checkpoint import load_checkpoint
 from tests.models.tiny_checkpoints import TINY_MODELS
@@ -265,17 +265,17 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_the_next_try_resumes(
     large, small = files_of(tmp_path)
     large["model.safetensors"] += bytes(3 << 20)  # more than one write, and no model
     hub_repository(repository, REPO, large, small_files=small)
-    write = download.PartialFile.write
+    write = partial_file.PartialFile.write
     full = OSError(errno.ENOSPC, "No space left on device")
 
-    def until_full(self: download.PartialFile, chunk: bytes) -> None:
+    def until_full(self: partial_file.PartialFile, chunk: bytes) -> None:
         if self.num_bytes > 1 << 20:
-            with download.disk_errors(self.path):
+            with partial_file.disk_errors(self.path):
                 raise full
         write(self, chunk)
 
     with monkeypatch.context() as patch:
-        patch.setattr(download.PartialFile, "write", until_full)
+        patch.setattr(partial_file.PartialFile, "write", until_full)
         with pytest.raises(PagodaError, match=r"cannot write .*\.partial: No space left on device"):
             resolve_model(REPO, progress=False)
     partial = cache / "models" / REPO / "model.safetensors.partial"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
 import os
 import threading
@@ -14,16 +13,15 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from pagoda import __version__
 from pagoda.errors import ModelNotFoundError, PagodaError
+from pagoda.weights.partial_file import CHUNK_BYTES, Checksum, PartialFile, disk_errors
 
 ANSWER_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 30.0
 MAX_FAILURES = 4  # in a row, without real progress between them
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,116 +38,15 @@ class RemoteFile:
         return "SHA-256" if len(self.checksum) == 64 else "SHA-1"
 
 
-class Checksum:
-    """What the bytes of a file must hash to: SHA-256, or SHA-1 as git computes it, told by their lengths.
-
-    The hub gives SHA-256 for large files and git's blob id for small ones.
-    """
-
-    def __init__(self, expected: str, size_bytes: int) -> None:
-        self.expected = expected
-        self.name = "SHA-256" if len(expected) == 64 else "SHA-1"
-        self._size_bytes = size_bytes
-        self.restart()
-
-    def restart(self) -> None:
-        if self.name == "SHA-256":
-            self._digest = hashlib.sha256()
-        else:
-            self._digest = hashlib.sha1(b"blob %d\0" % self._size_bytes, usedforsecurity=False)
-
-    def update(self, chunk: bytes) -> None:
-        self._digest.update(chunk)
-
-    @property
-    def actual(self) -> str:
-        return self._digest.hexdigest()
-
-    @property
-    def is_right(self) -> bool:
-        return self.actual == self.expected
-
-
 def is_complete(path: Path, remote: RemoteFile) -> bool:
     """Whether a file is there with the bytes that `remote` has; all of them are read."""
     if not path.is_file() or path.stat().st_size != remote.size_bytes:
         return False
     checksum = Checksum(remote.checksum, remote.size_bytes)
     with disk_errors(path), path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
+        while chunk := file.read(CHUNK_BYTES):
             checksum.update(chunk)
     return checksum.is_right
-
-
-class PartialFile:
-    """`<target>.partial` while it grows: hashed as it is written, and renamed once it is right.
-
-    Opening one that an earlier process left behind goes on at its end.
-
-    Raises (all methods):
-        PagodaError: the disk is full or not writable.
-    """
-
-    def __init__(self, target: Path, *, size_bytes: int, checksum: str) -> None:
-        self.target = target
-        self.path = target.with_name(target.name + ".partial")
-        self.size_bytes = size_bytes
-        self.num_bytes = 0
-        self._checksum = Checksum(checksum, size_bytes)
-        self._file: IO[bytes]
-
-    def __enter__(self) -> PartialFile:
-        with disk_errors(self.path):
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a+b")
-            self._file.seek(0)
-            while chunk := self._file.read(_CHUNK_BYTES):
-                self._checksum.update(chunk)
-                self.num_bytes += len(chunk)
-        if self.num_bytes > self.size_bytes:
-            self.restart()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):  # a full disk has been reported by `write` already
-            self._file.close()
-
-    def restart(self) -> None:
-        with disk_errors(self.path):
-            self._file.truncate(0)
-        self._checksum.restart()
-        self.num_bytes = 0
-
-    def write(self, chunk: bytes) -> None:
-        with disk_errors(self.path):
-            self._file.write(chunk)
-        self._checksum.update(chunk)
-        self.num_bytes += len(chunk)
-        if self.num_bytes > self.size_bytes:
-            self.restart()
-            raise PagodaError(
-                f"{self.target.name}: more bytes came than the {self.size_bytes} there should be"
-            )
-
-    def publish(self) -> None:
-        """Check size and checksum, then give the file its name. A wrong file is removed.
-
-        Raises:
-            PagodaError: the bytes are not the expected ones.
-        """
-        if self.num_bytes != self.size_bytes:
-            raise PagodaError(f"{self.target.name}: {self.num_bytes} bytes came, not {self.size_bytes}")
-        if not self._checksum.is_right:
-            name, actual, expected = self._checksum.name, self._checksum.actual, self._checksum.expected
-            self.restart()
-            self.path.unlink(missing_ok=True)
-            raise PagodaError(f"{self.target.name}: {name} is {actual}, expected {expected}")
-        with disk_errors(self.path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self.path.replace(self.target)
 
 
 def download(
@@ -254,7 +151,7 @@ def _fetch(
             reason = _as_pagoda_error(remote.url, error).message
         if partial.num_bytes >= partial.size_bytes:
             return
-        num_failures = 1 if partial.num_bytes - start >= _CHUNK_BYTES else num_failures + 1
+        num_failures = 1 if partial.num_bytes - start >= CHUNK_BYTES else num_failures + 1
         if num_failures > MAX_FAILURES:
             got = f"{partial.num_bytes} of {partial.size_bytes} bytes"
             raise PagodaError(
@@ -277,7 +174,7 @@ def _fetch_once(remote: RemoteFile, partial: PartialFile, report: Callable[[int]
         if not start:
             partial.restart()
         report(partial.num_bytes)
-        while chunk := response.read(_CHUNK_BYTES):
+        while chunk := response.read(CHUNK_BYTES):
             partial.write(chunk)
             report(partial.num_bytes)
 
@@ -325,15 +222,3 @@ def _host(url: str) -> str:
 def _origin(url: str) -> tuple[str, str]:
     parts = urllib.parse.urlsplit(url)
     return parts.scheme, parts.netloc
-
-
-@contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Errors of the operating system, as one of ours that names the file or folder."""
-    try:
-        yield
-    except OSError as error:
-        raise PagodaError(
-            f"cannot write {path}: {error.strerror or error}",
-            hint="PAGODA_CACHE names another folder for models",
-        ) from error

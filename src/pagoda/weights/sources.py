@@ -15,7 +15,8 @@ from typing import TypeAlias
 from pagoda.errors import PagodaError
 from pagoda.weights import hub
 from pagoda.weights.catalog import CatalogEntry, HubFile, PythonPackage
-from pagoda.weights.download import PartialFile, RemoteFile, check_answers, disk_errors, download, exclusive
+from pagoda.weights.download import RemoteFile, check_answers, download, exclusive
+from pagoda.weights.partial_file import PartialFile, disk_errors
 from pagoda.weights.progress import format_bytes, note, show_progress
 
 Report: TypeAlias = Callable[[int], None]  # takes the number of bytes there are so far
