@@ -154,7 +154,7 @@ def write_split(
 
 
 def encode(name: str, tensor_type: TensorType, values: ArrayLike) -> Tensor:
-    """Quantise as the `gguf` package does; it cannot make K-quants (see `random_tensor`)."""
+    """Quantise as the `gguf` package does; it cannot make all (see `ENCODABLE`, `random_tensor`)."""
     array = np.asarray(values, np.float32)
     data = gguf.quants.quantize(array, gguf.GGMLQuantizationType(int(tensor_type)))
     return Tensor(name, tensor_type, array.shape, np.ascontiguousarray(data).view(np.uint8).reshape(-1))
@@ -169,7 +169,12 @@ _HALVES = {
     TensorType.Q4_K: (0, 2),
     TensorType.Q5_K: (0, 2),
     TensorType.Q6_K: (208,),
+    TensorType.IQ4_NL: (0,),
+    TensorType.IQ4_XS: (0,),
+    TensorType.MXFP4: (),
 }
+# What the `gguf` package can make of floats.
+ENCODABLE = tuple(t for t in TensorType if t.block_elements <= 32 and t not in (TensorType.IQ4_NL,))
 
 
 def random_tensor(
@@ -181,6 +186,8 @@ def random_tensor(
         return encode(name, tensor_type, rng.uniform(-scale, scale, shape))
     num_blocks = num_elements // tensor_type.block_elements
     blocks = rng.integers(0, 256, (num_blocks, tensor_type.block_bytes), dtype=np.uint8)
+    if tensor_type is TensorType.MXFP4:
+        blocks[:, 0] = rng.integers(100, 120, num_blocks)
     for start in _HALVES[tensor_type]:
         halves = rng.uniform(-scale, scale, (num_blocks, 1)).astype("<f2")
         blocks[:, start : start + 2] = halves.view(np.uint8)

@@ -202,7 +202,7 @@ def test_info_of_a_model_agrees_with_what_will_be_allocated(
     rows = rows_of(capsys.readouterr().out)
     with load_checkpoint(tiny_model) as checkpoint:
         spec = checkpoint.config.kv_cache_spec(dtype=CPU_KV_DTYPE)
-        num_tensors = len(checkpoint.stored_tensors)
+        num_tensors = len(checkpoint.outlines)
     assert rows["model"] == "Tiny"
     assert rows["architecture"] == "llama"
     assert rows["heads"] == "4 query, 2 key-value (GQA), head dim 16"

@@ -361,8 +361,21 @@ def change(**more: Any) -> dict[str, Any]:
         (change(eos_token_id="x"), ModelFileError, "eos_token_id"),
         (change(model="llama"), ModelFileError, "scores"),
         (change(model="llama", scores=[0.0]), ModelFileError, "scores has 1 entries"),
+        (change(model=["gpt2"]), UnsupportedError, "'gpt2'"),
+        (change(pre=["gpt-2"]), ModelFileError, "tokenizer.ggml.pre is"),
+        (change(token_type=["1"] * 300), ModelFileError, "token_type must hold integers"),
+        (change(token_type=np.ones(300, np.bool_)), ModelFileError, "token_type must hold integers"),
+        (change(token_type=np.ones(300, np.float32)), ModelFileError, "token_type must hold integers"),
+        (change(merges=np.arange(5)), ModelFileError, "merges holds something that is not text"),
+        (change(model="llama", scores=["1"] * 300), ModelFileError, "scores must hold finite numbers"),
+        (change(model="llama", scores=np.full(300, np.nan)), ModelFileError, "scores must hold finite"),
+        (change(bos_token_id=1.5), ModelFileError, "bos_token_id is 1.5"),
+        (change(bos_token_id=True), ModelFileError, "bos_token_id is True"),
+        (change(add_bos_token="false"), ModelFileError, "add_bos_token is 'false'"),
+        (change(add_bos_token=2), ModelFileError, "add_bos_token is 2"),
     ],
 )
 def test_wrong_files_are_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    """D04: arrays of another element type, of another length; a truth value in words."""
     with pytest.raises(error, match=message):
         Tokenizer.from_gguf(tiny.byte_level() | changes)

@@ -18,6 +18,7 @@ class Served:
     files: dict[str, bytes] = field(default_factory=dict)
     json: dict[str, object] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, tuple[int, str]] = field(default_factory=dict)  # path: status, X-Error-Code
     honours_range: bool = True
     sends_length: bool = True
     cut_after_bytes: int | None = None  # each answer's body ends there, the connection too
@@ -36,9 +37,24 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def hub_repository(served: Served, repo_id: str, files: dict[str, bytes], revision: str = "c0ffee") -> None:
-    """Serve a repository as the hub's HTTP API does: its description, and each file at the revision."""
-    siblings = [
+def git_sha1(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def hub_repository(
+    served: Served,
+    repo_id: str,
+    files: dict[str, bytes],
+    revision: str = "c0ffee",
+    *,
+    small_files: dict[str, bytes] | None = None,
+    branch: str | None = None,
+) -> None:
+    """Serve a repository as the hub's HTTP API does: its description, and each file at the revision.
+
+    `small_files` are in git itself, so that only their blob ids are known. `branch`: of it, not of `main`.
+    """
+    siblings: list[dict[str, object]] = [
         {
             "rfilename": name,
             "size": len(content),
@@ -47,9 +63,14 @@ def hub_repository(served: Served, repo_id: str, files: dict[str, bytes], revisi
         }
         for name, content in files.items()
     ]
-    siblings.append({"rfilename": "README.md", "size": 3, "blobId": "1"})
-    served.json[f"/api/models/{repo_id}"] = {"id": repo_id, "sha": revision, "siblings": siblings}
-    for name, content in files.items():
+    small_files = {"README.md": b"abc", **(small_files or {})}
+    siblings += [
+        {"rfilename": name, "size": len(content), "blobId": git_sha1(content)}
+        for name, content in small_files.items()
+    ]
+    path = f"/api/models/{repo_id}" + (f"/revision/{branch}" if branch else "")
+    served.json[path] = {"id": repo_id, "sha": revision, "siblings": siblings}
+    for name, content in {**files, **small_files}.items():
         served.files[f"/{repo_id}/resolve/{revision}/{name}"] = content
 
 
@@ -72,6 +93,9 @@ def file_server() -> Iterator[Served]:
             served.requests.append((path, headers))
             if served.statuses:
                 self._reply(served.statuses.pop(0), b"")
+            elif path in served.errors:
+                status, code = served.errors[path]
+                self._reply(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
             elif path in served.redirects:
                 self._reply(302, b"", {"Location": served.redirects[path]})
             elif path in served.json:

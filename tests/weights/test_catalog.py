@@ -18,7 +18,7 @@ from pagoda.errors import ModelNotFoundError, PagodaError, UnsupportedError
 from pagoda.weights import hub, sources
 from pagoda.weights.cache import cache_folder, models_folder
 from pagoda.weights.catalog import CATALOG, CatalogEntry, HubFile, PythonPackage, is_hub_name, resolve_model
-from pagoda.weights.hub import choose_gguf
+from pagoda.weights.hub_files import choose_gguf
 from tests.weights.file_server import Served, hub_repository, sha256
 
 CONTENT = b"GGUF" + bytes(range(256)) * 400
@@ -204,7 +204,7 @@ def test_a_path_wins_over_a_name(
     (tmp_path / "tiny").mkdir()  # an unrelated folder is no model
     assert resolve_model("tiny", progress=False) == models_folder() / entry.file_name
     (tmp_path / "tiny" / "a.gguf").write_bytes(CONTENT)
-    assert resolve_model("tiny", progress=False) == Path("tiny")
+    assert resolve_model("tiny", progress=False) == Path("tiny/a.gguf")
 
 
 @pytest.mark.parametrize("name", ["smollm2", "smollm2-135", "SmolLM2-135M-Instruct", "smolm2-135m"])
@@ -302,7 +302,7 @@ def test_a_quantisation_that_is_not_there_lists_those_that_are(repository: Serve
 
 def test_a_repository_without_gguf_is_refused_with_a_way_on(served: Served, repository: Served) -> None:
     hub_repository(served, "some-org/Tiny", {"model.safetensors": CONTENT})
-    with pytest.raises(UnsupportedError, match="no GGUF file") as caught:
+    with pytest.raises(UnsupportedError, match="nor a GGUF file") as caught:
         resolve_model("some-org/Tiny", progress=False)
     assert "Tiny-GGUF" in (caught.value.hint or "")
 
@@ -355,7 +355,9 @@ def test_a_repository_cannot_choose_a_place_outside_its_folder(
         (["m-f32.gguf", "m-fp16.gguf"], "", ["m-fp16.gguf"]),
         (["m-fp16.gguf"], "F16", ["m-fp16.gguf"]),
         (["mmproj-Q4_K_M.gguf", "m-Q8_0.gguf"], "", ["m-Q8_0.gguf"]),
-        (["m.Q3_K_M.gguf", "m.IQ4_XS.gguf"], "", []),  # no type that can be read: ask which
+        (["m.Q3_K_M.gguf", "m.Q2_K.gguf"], "", []),  # no type that can be read: ask which
+        (["m.Q3_K_M.gguf", "m.IQ4_XS.gguf"], "", ["m.IQ4_XS.gguf"]),
+        (["m-MXFP4.gguf", "m-IQ4_NL.gguf"], "", ["m-IQ4_NL.gguf"]),
         (["model.gguf"], "", ["model.gguf"]),
         (["a.gguf", "b.gguf"], "", []),
         (["a.gguf", "b.gguf"], "b.gguf", ["b.gguf"]),

@@ -14,7 +14,15 @@ from pagoda.models import build_program
 from pagoda.weights.checkpoint import Checkpoint, load_checkpoint, require_all_read
 from pagoda.weights.dequantize import dequantize
 from pagoda.weights.tensor import Tensor, TensorType
-from tests.gguf_files import encode, tiny_metadata, tiny_tensors, write_gguf, write_split, write_tiny_model
+from tests.gguf_files import (
+    ENCODABLE,
+    encode,
+    tiny_metadata,
+    tiny_tensors,
+    write_gguf,
+    write_split,
+    write_tiny_model,
+)
 from tests.models.run_program import PagedModel, run_chunked
 from tests.models.tiny_checkpoints import TINY_MODELS, token_ids, weights
 from tests.real_models import QWEN2_5_CODER, SMOLLM2, real_model
@@ -32,9 +40,7 @@ def test_rows_are_those_of_the_checkpoint_the_file_was_made_from(tmp_path: Path,
         require_all_read(checkpoint, build_program(checkpoint.config))
 
 
-@pytest.mark.parametrize(
-    "tensor_type", [t for t in TensorType if t.block_elements <= 32], ids=lambda t: t.name
-)
+@pytest.mark.parametrize("tensor_type", ENCODABLE, ids=lambda t: t.name)
 def test_quantised_rows_are_reordered_as_they_are(tmp_path: Path, tensor_type: TensorType) -> None:
     """D16: the bytes of a row stay together."""
     model = TINY_MODELS["llama-gqa"]

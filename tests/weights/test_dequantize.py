@@ -64,6 +64,7 @@ def test_large_tensors_unpack_as_their_parts(tensor_type: TensorType) -> None:
         (TensorType.Q5_0, 31),
         (TensorType.Q4_1, 15),
         (TensorType.Q4_0, 15),
+        (TensorType.MXFP4, 6),  # between 4 and 6, its widest step is a third of the largest value
     ],
 )
 def test_values_come_back_within_half_a_step(tensor_type: TensorType, steps: float) -> None:

@@ -195,7 +195,7 @@ def test_a_token_does_not_follow_a_redirect_to_another_host(
         content_host.files["/blob"] = CONTENT
         served.redirects["/model.gguf"] = f"{content_host.url}/blob"
         secret = {"Authorization": "Bearer secret"}
-        fetch(RemoteFile(remote.url, remote.size_bytes, remote.sha256, secret), target)
+        fetch(RemoteFile(remote.url, remote.size_bytes, remote.checksum, secret), target)
         assert served.requests[0][1]["authorization"] == "Bearer secret"
         assert "authorization" not in content_host.requests[0][1]
     assert target.read_bytes() == CONTENT

@@ -156,36 +156,6 @@ def prepare_rms_norm(case: RMSNormCase, isa: str, num_threads: int) -> PreparedC
     return _prepare_rows(case, isa, num_threads, {"a": x}, case.width, add, rms_norm(x, weight, eps))
 
 
-def prepare_layer_norm(case: LayerNormCase, isa: str, num_threads: int) -> PreparedCase:
-    x, weight, bias, eps = case.make_inputs()
-
-    def add(ops: NativeOps, source: int, out: int) -> None:
-        vectors = [ops.model.add_vector(v) for v in (weight, bias)]
-        ops.model.row_op("layer_norm", a=source, b=vectors[1], out=out, weight=vectors[0], value=eps)
-
-    expected = layer_norm(x, weight, bias, eps)
-    return _prepare_rows(case, isa, num_threads, {"a": x}, case.width, add, expected)
-
-
-def prepare_experts(case: ExpertsCase, isa: str, num_threads: int) -> PreparedCase:
-    inputs = case.make_inputs()
-    ops = NativeOps(isa, num_threads)
-    result = run_experts(ops, case, inputs)
-    gates, ups, downs = (
-        [dequantize(t) for t in tensors] for tensors in (inputs.gates, inputs.ups, inputs.downs)
-    )
-    expected = experts(
-        inputs.x, inputs.router, gates, ups, downs, case.num_active, normalised=case.normalised
-    )
-    return PreparedCase(
-        error=float(np.sqrt(np.mean((result - expected) ** 2) / np.mean(expected**2))),
-        is_cold=False,
-        counts_dots=case.weight_type not in FLOAT_TYPES,
-        num_executions=1,
-        measure=lambda n: sum(ops.repeat(n).values()),
-    )
-
-
 def prepare_rope(case: RopeCase, isa: str, num_threads: int) -> PreparedCase:
     x, positions, inv_freq, head_dim, factor = case.make_inputs()
     angles: list[int] = []

@@ -11,7 +11,7 @@ from pagoda.core.cost import KVCacheSpec
 from pagoda.models import build_program
 from pagoda.runtime.program import Experts, Linear, Logits
 from pagoda.weights.checkpoint import Checkpoint
-from pagoda.weights.tensor import Tensor
+from pagoda.weights.tensor import TensorOutline
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class StepCost:
                 case Experts():
                     experts.update(op.gates, op.ups, op.downs)
                     expert_share = op.num_active / len(op.gates)
-        tensors = {name: checkpoint.tensors[name] for name in layers | heads | experts}
+        tensors = {name: checkpoint.outlines[name] for name in layers | heads | experts}
         return cls(
-            weight_bytes=sum(len(tensors[name].data) for name in layers | heads),
-            expert_bytes=sum(len(tensors[name].data) for name in experts),
+            weight_bytes=sum(tensors[name].num_bytes for name in layers | heads),
+            expert_bytes=sum(tensors[name].num_bytes for name in experts),
             expert_share=expert_share,
             dots_per_token=sum(_num_dots(tensors[name]) for name in layers)
             + expert_share * sum(_num_dots(tensors[name]) for name in experts),
@@ -80,7 +80,7 @@ class StepCost:
         )
 
 
-def _num_dots(tensor: Tensor) -> int:
+def _num_dots(tensor: TensorOutline) -> int:
     """Operations of one row; none of float layers, which the ceiling of byte dot products is not for."""
     rows, cols = tensor.shape
     return 0 if tensor.type in FLOAT_TYPES else 2 * rows * cols

@@ -10,7 +10,11 @@ from typing import NoReturn, Protocol
 from pagoda import __version__
 from pagoda.errors import PagodaError
 
-MODEL_HELP = "path of a GGUF file, name in the catalogue, or Hugging Face id (org/name:quantisation)"
+MODEL_HELP = (
+    "path of a GGUF file or Hugging Face folder, name in the catalogue, or Hugging Face id (org/name)"
+)
+REVISION_HELP = "branch, tag or commit of a Hugging Face repository (default: main)"
+QUANTIZATION_HELP = "pack weights of floats in 8 or 4 bits: q8, q4 (default: as the model has them)"
 
 
 class Command(Protocol):

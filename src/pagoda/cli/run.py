@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pagoda.cli import terminal
-from pagoda.cli.arguments import MODEL_HELP, length, size
+from pagoda.cli.arguments import MODEL_HELP, QUANTIZATION_HELP, REVISION_HELP, length, size
 from pagoda.errors import RequestError
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=size,
         help="memory of the KV cache: 512MiB, 4GiB",
     )
+    add("--quantization", metavar="TYPE", help=QUANTIZATION_HELP)
+    add("--revision", metavar="NAME", help=REVISION_HELP)
     add("--threads", metavar="N", type=int, help="default: the cores that `pagoda info` shows")
     add(
         "--backend",
@@ -116,6 +118,8 @@ def execute(arguments: argparse.Namespace) -> int:
         num_threads=arguments.threads,
         backend=arguments.backend,
         max_num_seqs=1,
+        quantization=arguments.quantization,
+        revision=arguments.revision,
         progress=True,
     ) as llm:
         conversation = Conversation.start(

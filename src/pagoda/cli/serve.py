@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagoda.cli import terminal
-from pagoda.cli.arguments import MODEL_HELP, length, size
+from pagoda.cli.arguments import MODEL_HELP, QUANTIZATION_HELP, REVISION_HELP, length, size
 from pagoda.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
+    add("--revision", metavar="NAME", help=REVISION_HELP)
+    add("--quantization", metavar="TYPE", help=QUANTIZATION_HELP)
     add("--served-model-name", metavar="NAME", nargs="+", help="names in the API (default: MODEL as given)")
     add("--max-model-len", metavar="N", type=length, help="tokens of a prompt and its answer: 4096, 32k")
     add("--kv-cache-memory-bytes", metavar="SIZE", type=size, help="memory of the KV cache: 512MiB, 4GiB")
@@ -184,6 +186,8 @@ def _load(arguments: argparse.Namespace, on_event: EventSink) -> Engine:
         backend=arguments.backend,
         num_threads=arguments.threads,
         seed=arguments.seed,
+        quantization=arguments.quantization,
+        revision=arguments.revision,
         on_event=on_event,
         progress=True,
     )

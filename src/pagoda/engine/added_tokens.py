@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 
 class AddedTokens:
@@ -13,7 +13,15 @@ class AddedTokens:
     start one, so candidates are filtered by first character, then by their first two.
     """
 
-    def __init__(self, id_by_text: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        id_by_text: Mapping[str, int],
+        *,
+        strips_left: Collection[str] = (),
+        strips_right: Collection[str] = (),
+    ) -> None:
+        """White space before tokens of `strips_left` and after those of `strips_right` is part of a match."""
+        self._strips_left, self._strips_right = frozenset(strips_left), frozenset(strips_right)
         self._id_by_text = {text: token_id for text, token_id in id_by_text.items() if text}
         lengths: dict[str, set[int]] = {}
         for text in self._id_by_text:
@@ -38,10 +46,16 @@ class AddedTokens:
             end = start + length
             if untrusted_mark and length == 1 and text.startswith(untrusted_mark, end):
                 continue
-            if start > plain_start:
-                yield text[plain_start:start]
-            yield self._id_by_text[text[start:end]]
+            token = text[start:end]
+            plain = text[plain_start:start]
+            if token in self._strips_left:
+                plain = plain.rstrip()
+            if plain:
+                yield plain
+            yield self._id_by_text[token]
             plain_start = end
+            if token in self._strips_right:
+                plain_start = len(text) - len(text[end:].lstrip())
         if plain_start < len(text):
             yield text[plain_start:]
 

@@ -36,6 +36,6 @@ class ByteLevelEncoder:
         if normalizer is not None:
             self._backend.normalizer = normalizer
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, is_start: bool = True) -> list[int]:
         token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return token_ids

@@ -30,7 +30,8 @@ class LLM:
             print(outputs[0].outputs[0].text)
 
     `model` is a path, a name of the catalogue or a Hugging Face id. `max_model_len` None is the model's
-    own, or less where memory is short. `seed` makes requests without one reproducible.
+    own, or less where memory is short. `seed` makes requests without one reproducible. `quantization` "q8"
+    or "q4" packs weights of floats in that many bits; `revision` is a branch, tag or commit of the hub.
 
     Raises:
         PagodaError: the model cannot be found, read or held in memory; a setting is out of range.
@@ -51,6 +52,8 @@ class LLM:
         num_threads: int | None = None,
         backend: str = "cpu",
         progress: bool = False,
+        quantization: str | None = None,
+        revision: str | None = None,
     ) -> None:
         self.engine = load_engine(
             model,
@@ -68,6 +71,8 @@ class LLM:
             num_threads=num_threads,
             seed=seed,
             progress=progress,
+            quantization=quantization,
+            revision=revision,
         )
         self._request_numbers = count()
         self._inboxes: dict[str, deque[RequestOutput]] = {}

@@ -15,15 +15,16 @@ from pagoda.core.cost import KVCacheSpec
 from pagoda.core.events import EventSink
 from pagoda.core.scheduler import Scheduler
 from pagoda.engine.engine import Engine
+from pagoda.engine.hf_tokenizer import tokenizer_of
 from pagoda.engine.memory import default_kv_bytes, longest_sequence, plan_num_blocks
 from pagoda.engine.self_check import SENTENCE, check_logits
-from pagoda.engine.tokenizer import Tokenizer
 from pagoda.errors import ConfigError
 from pagoda.models import build_program
 from pagoda.models.config import ModelConfig
 from pagoda.runtime.model_runner import ModelRunner
 from pagoda.weights.catalog import resolve_model
 from pagoda.weights.checkpoint import Checkpoint, load_checkpoint
+from pagoda.weights.quantize import check_quantization
 
 BACKENDS = ("cpu", "reference")
 
@@ -40,11 +41,14 @@ def load_engine(
     clock: Callable[[], float] = time.monotonic,
     on_event: EventSink | None = None,
     progress: bool = False,
+    quantization: str | None = None,
+    revision: str | None = None,
 ) -> Engine:
     """Find and open the model, reserve its KV cache, pack its weights and check that it answers.
 
     `max_model_len` takes the place of the scheduler configuration's; None is what the model was trained
-    for, or less where the KV memory cannot hold it. `progress` shows fetching on stderr.
+    for, or less where the KV memory cannot hold it. `progress` shows fetching on stderr. `quantization`
+    "q8" or "q4" packs weights of floats in that many bits; `revision` is one of a Hugging Face repository.
     `on_event` receives what happens in the control plane (`core/events.py`).
 
     Raises:
@@ -54,12 +58,14 @@ def load_engine(
     """
     scheduler = scheduler or SchedulerConfig()
     cache = cache or CacheConfig()
+    packing = check_quantization(quantization)
     chosen_backend = make_backend(backend, num_threads)
     with ExitStack() as on_failure:
-        checkpoint = load_checkpoint(resolve_model(fspath(model), progress=progress))
+        path = resolve_model(fspath(model), progress=progress, revision=revision)
+        checkpoint = load_checkpoint(path, quantization=packing)
         on_failure.callback(checkpoint.close)
         config = checkpoint.config
-        tokenizer = Tokenizer.from_gguf(checkpoint.metadata)
+        tokenizer = tokenizer_of(checkpoint)
         dtype = chosen_backend.default_kv_dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype
         spec = config.kv_cache_spec(block_size=cache.block_size, dtype=dtype)
         scheduler, num_blocks = plan_capacity(checkpoint, spec, max_model_len, scheduler, cache)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pagoda.errors import UnsupportedError
+from pagoda.errors import ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from tokenizers import normalizers, pre_tokenizers
@@ -74,12 +74,15 @@ _BY_NAME: dict[str, PreTokenizer] = {
 }
 
 
-def find_pre_tokenizer(name: str | None) -> PreTokenizer:
+def find_pre_tokenizer(name: object) -> PreTokenizer:
     """The pre-tokenizer that `tokenizer.ggml.pre` names.
 
     Raises:
+        ModelFileError: the file has something else in place of a name.
         UnsupportedError: the file names none, or one that is not in the table.
     """
+    if name is not None and not isinstance(name, str):
+        raise ModelFileError(f"tokenizer.ggml.pre is {name!r:.80}; it must be text")
     if name is None or name == "default":
         raise UnsupportedError(
             "the model file does not say how its vocabulary splits text (tokenizer.ggml.pre)",

@@ -51,7 +51,7 @@ class SpmEncoder:
         self._word_boundary = _word_boundary(piece_ids)
         self._cached_words: dict[str, list[int]] = {}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, is_start: bool = True) -> list[int]:
         if not text:
             return []
         if self._space_prefix:

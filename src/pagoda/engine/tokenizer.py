@@ -14,7 +14,15 @@ from pagoda.engine.detokenizer import IncrementalDetokenizer
 from pagoda.engine.pretokenizers import find_pre_tokenizer
 from pagoda.engine.spm import SPACE_SYMBOL, SpmEncoder
 from pagoda.engine.token_bytes import TokenBytes, parse_byte_token
-from pagoda.engine.vocabulary import TokenType, Vocabulary, ids_of_type, read_array, require_length
+from pagoda.engine.vocabulary import (
+    TokenType,
+    Vocabulary,
+    ids_of_type,
+    read_flag,
+    read_numbers,
+    read_texts,
+    require_length,
+)
 from pagoda.errors import ModelFileError, RequestError, UnsupportedError
 
 # Breaks up what looks like a control token in user text until a template is rendered. See `encode_chat`.
@@ -24,11 +32,15 @@ _UNTRUSTED_MARKS = tuple(map(chr, range(0xFDD0, 0xFDE0)))  # noncharacters: no i
 class TextEncoder(Protocol):
     """Encodes text that holds no token to be matched whole."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, is_start: bool = True) -> list[int]:
+        """`is_start`: whether the text is what a prompt begins with."""
 
 
 class Tokenizer:
-    """Token ids of one model. Immutable, and safe to use from several threads. Make one with `from_gguf`."""
+    """Token ids of one model. Immutable, and safe to use from several threads.
+
+    `tokenizer_of` (`engine/hf_tokenizer.py`) makes one for any model.
+    """
 
     def __init__(
         self,
@@ -64,11 +76,11 @@ class Tokenizer:
             UnsupportedError: a kind of vocabulary, or a pre-tokenizer, that is not implemented.
         """
         kind = metadata.get("tokenizer.ggml.model")
-        if kind not in ("gpt2", "llama"):
+        if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
             if kind is None:
                 raise ModelFileError("the model file names no tokenizer (tokenizer.ggml.model)")
             raise UnsupportedError(
-                f"the tokenizer {kind!r} (tokenizer.ggml.model) is not supported",
+                f"the tokenizer {kind!r:.80} (tokenizer.ggml.model) is not supported",
                 hint="supported: gpt2 (byte-level BPE) and llama (SentencePiece BPE)",
             )
         vocabulary = Vocabulary.from_gguf(metadata)
@@ -200,12 +212,12 @@ class Tokenizer:
             if isinstance(part, int):
                 token_ids.append(part)
             else:
-                token_ids += self._encoder.encode(part)
+                token_ids += self._encoder.encode(part, is_start=not token_ids)
         return token_ids
 
 
 def _build_byte_level(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
-    merges = read_array(metadata, "merges")
+    merges = read_texts(metadata, "merges")
     if merges is None:
         raise ModelFileError(
             "the model file holds no merges for its byte-level vocabulary (tokenizer.ggml.merges)"
@@ -220,15 +232,15 @@ def _build_byte_level(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> To
         encoder,
         TokenBytes(vocabulary, byte_level=True),
         (AddedTokens(text_tokens), AddedTokens({**text_tokens, **control_tokens})),
-        add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", pre_tokenizer.add_bos)),
-        add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
+        add_bos=read_flag(metadata, "add_bos_token", pre_tokenizer.add_bos),
+        add_eos=read_flag(metadata, "add_eos_token", False),
         has_space_prefix=False,
         chat_templates=_read_chat_templates(metadata),
     )
 
 
 def _build_spm(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
-    scores = read_array(metadata, "scores")
+    scores = read_numbers(metadata, "scores")
     if scores is None:
         raise ModelFileError("the model file holds no scores for its vocabulary (tokenizer.ggml.scores)")
     require_length("scores", scores, len(vocabulary.texts))
@@ -242,7 +254,7 @@ def _build_spm(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer
     pieces = {texts[index]: index for index in normal_ids if index not in vocabulary.control_ids}
     # Matched inside the encoder, once spaces have become symbols, so that runs of spaces are found.
     user_defined = AddedTokens({texts[i].replace(" ", SPACE_SYMBOL): i for i in vocabulary.user_defined_ids})
-    space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    space_prefix = read_flag(metadata, "add_space_prefix", True)
     encoder = SpmEncoder(
         pieces,
         scores,
@@ -256,8 +268,8 @@ def _build_spm(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer
         encoder,
         TokenBytes(vocabulary, byte_level=False),
         (AddedTokens({}), AddedTokens({texts[index]: index for index in vocabulary.control_ids})),
-        add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", True)),
-        add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
+        add_bos=read_flag(metadata, "add_bos_token", True),
+        add_eos=read_flag(metadata, "add_eos_token", False),
         has_space_prefix=space_prefix,
         chat_templates=_read_chat_templates(metadata),
     )
@@ -266,6 +278,8 @@ def _build_spm(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer
 def _read_chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Templates by name. The unnamed one is "default"; a file's only template is, whatever its name."""
     prefix = "tokenizer.chat_template"
+    if not isinstance(metadata.get(prefix, ""), str):
+        raise ModelFileError(f"{prefix} is {metadata[prefix]!r:.80}; it must be text")
     templates = {
         key.removeprefix(prefix).removeprefix(".") or "default": value
         for key, value in metadata.items()

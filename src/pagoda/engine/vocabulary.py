@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isfinite
 from typing import Any
+
+import numpy as np
 
 from pagoda.errors import ModelFileError
 
@@ -65,12 +68,10 @@ class Vocabulary:
         Raises:
             ModelFileError: the tokens are missing, not text, or disagree in number or range with the rest.
         """
-        texts = read_array(metadata, "tokens")
-        if texts is None or not texts:
+        texts = read_texts(metadata, "tokens")
+        if not texts:
             raise ModelFileError("the model file holds no vocabulary (tokenizer.ggml.tokens)")
-        if not all(isinstance(text, str) for text in texts):
-            raise ModelFileError("tokenizer.ggml.tokens holds something that is not text")
-        types = read_array(metadata, "token_type")
+        types = read_numbers(metadata, "token_type", integers=True)
         if types is None:
             types = [int(TokenType.NORMAL)] * len(texts)
         require_length("token_type", types, len(texts))
@@ -79,26 +80,72 @@ class Vocabulary:
             name: read_token_id(metadata, name, len(texts))
             for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
         }
-        end_ids = {index for name in ("eos", "eot", "eom") if (index := named[name]) is not None}
-        end_ids |= _end_ids_by_text(texts, types)
-        control_ids = set(ids_of_type(types, TokenType.CONTROL, TokenType.UNKNOWN))
-        # Old converters typed control tokens as ordinary ones. A named token spelled as a tag is not text.
-        for index in {*named.values(), *end_ids}:
-            if index is not None and _is_tag(texts[index]):
-                control_ids.add(index)
-        return cls(
-            texts=texts,
-            types=types,
-            bos_token_id=named["bos"],
-            eos_token_id=named["eos"],
-            unknown_token_id=named["unknown"],
-            end_token_ids=frozenset(end_ids),
-            control_ids=frozenset(control_ids),
-            user_defined_ids=[i for i in ids_of_type(types, TokenType.USER_DEFINED) if i not in control_ids],
-        )
+        return make_vocabulary(texts, types, named)
 
 
-def read_array(metadata: Mapping[str, Any], name: str) -> list[Any] | None:
+def make_vocabulary(
+    texts: Sequence[str],
+    types: Sequence[int],
+    named: Mapping[str, int | None],
+    end_token_ids: Iterable[int] = (),
+) -> Vocabulary:
+    """A vocabulary whose lengths and ids have been checked.
+
+    `named` has the ids of "bos", "eos", "eot", "eom", "unknown" and "padding" as far as the model names them.
+    All named ends, `end_token_ids` and the end tokens of published models that are in it end an answer.
+    """
+    end_ids = {index for name in ("eos", "eot", "eom") if (index := named.get(name)) is not None}
+    end_ids |= {*end_token_ids, *_end_ids_by_text(texts, types)}
+    control_ids = set(ids_of_type(types, TokenType.CONTROL, TokenType.UNKNOWN))
+    # Old converters typed control tokens as ordinary ones. A named token spelled as a tag is not text.
+    for index in {*named.values(), *end_ids}:
+        if index is not None and _is_tag(texts[index]):
+            control_ids.add(index)
+    return Vocabulary(
+        texts=texts,
+        types=types,
+        bos_token_id=named.get("bos"),
+        eos_token_id=named.get("eos"),
+        unknown_token_id=named.get("unknown"),
+        end_token_ids=frozenset(end_ids),
+        control_ids=frozenset(control_ids),
+        user_defined_ids=[i for i in ids_of_type(types, TokenType.USER_DEFINED) if i not in control_ids],
+    )
+
+
+def read_texts(metadata: Mapping[str, Any], name: str) -> list[str] | None:
+    """An array of text of `tokenizer.ggml`; None when the file has none."""
+    values = _read_array(metadata, name)
+    if values is not None and not all(isinstance(text, str) for text in values):
+        raise ModelFileError(f"{_PREFIX}{name} holds something that is not text")
+    return values
+
+
+def read_numbers(metadata: Mapping[str, Any], name: str, *, integers: bool = False) -> list[Any] | None:
+    """An array of finite numbers of `tokenizer.ggml`, of any width; None when the file has none."""
+    values = metadata.get(_PREFIX + name)
+    if isinstance(values, np.ndarray):
+        fits = values.ndim == 1 and values.dtype.kind in ("iu" if integers else "iuf")
+        fits = fits and bool(np.isfinite(values).all())
+    else:
+        allowed = (int,) if integers else (int, float)
+        fits = all(type(v) in allowed and isfinite(v) for v in _read_array(metadata, name) or ())
+    if not fits:
+        raise ModelFileError(f"{_PREFIX}{name} must hold {'integers' if integers else 'finite numbers'}")
+    return _read_array(metadata, name)
+
+
+def read_flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    """A truth value of `tokenizer.ggml`, perhaps as 0 or 1."""
+    value = metadata.get(_PREFIX + name)
+    if value is None:
+        return default
+    if not isinstance(value, (bool, int, np.integer)) or value not in (0, 1):
+        raise ModelFileError(f"{_PREFIX}{name} is {value!r:.80}; it must be true or false")
+    return bool(value)
+
+
+def _read_array(metadata: Mapping[str, Any], name: str) -> list[Any] | None:
     """An array of `tokenizer.ggml`, list or numpy array, as a list; None when the file has none."""
     value = metadata.get(_PREFIX + name)
     if value is None:
@@ -118,10 +165,9 @@ def read_token_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> in
     value = metadata.get(key)
     if value is None:
         return None
-    try:
-        token_id = int(value)
-    except (TypeError, ValueError):
-        raise ModelFileError(f"{key} is {value!r}; it must be a token id") from None
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ModelFileError(f"{key} is {value!r:.80}; it must be a token id")
+    token_id = int(value)
     if token_id in _NO_TOKEN:
         return None
     if not 0 <= token_id < num_tokens:

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/kernel_table.h"
+#include "linear/encode.h"
 #include "linear/pack.h"
 #include "step.h"
 
@@ -23,6 +24,7 @@ using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using MutableBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
@@ -81,6 +83,17 @@ FloatMatrix forward(Model& model, const Ints& token_ids, const Ints& positions, 
 NB_MODULE(_native, m) {
   m.doc() = "Native kernels of Pagoda; use pagoda.backends.cpu.";
   m.def("isas", &isas, "Instruction sets this machine can run, fastest first.");
+  m.def("encode",
+        [](int from_type, const Bytes& values, int to_type, const MutableBytes& blocks) {
+          const size_t num_groups = blocks.size() / (to_type == static_cast<int>(FileType::Q8_0) ? 34 : 20);
+          const size_t value_bytes = from_type == static_cast<int>(FileType::F32) ? 4 : 2;
+          if (values.size() != num_groups * GROUP * value_bytes) throw std::invalid_argument("values and blocks do not match");
+          nb::gil_scoped_release release;
+          if (!encode_groups(from_type, values.data(), num_groups, to_type, blocks.data()))
+            throw std::invalid_argument("unknown tensor type");
+        },
+        nb::arg("from_type"), nb::arg("values"), nb::arg("to_type"), nb::arg("blocks"),
+        "Quantises groups of 32 floats; see weights/quantize.py.");
   bind_sample(m);
 
   nb::class_<Model>(m, "Model")

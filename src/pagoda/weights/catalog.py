@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagoda.errors import ModelNotFoundError
+from pagoda.errors import ConfigError, ModelNotFoundError
 from pagoda.weights.cache import models_folder
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:.+)?", re.ASCII)
@@ -72,20 +72,24 @@ CATALOG: dict[str, CatalogEntry] = {
 }
 
 
-def resolve_model(name: str, *, progress: bool) -> Path:
+def resolve_model(name: str, *, progress: bool, revision: str | None = None) -> Path:
     """The file or folder that `name` stands for, fetched into the cache folder when it is not there yet.
 
     A path wins over a name of the catalogue, that over a Hugging Face id (`org/name`, or with a file or
-    quantisation, `org/name:Q4_K_M`). With `progress`, stderr tells how fetching goes.
+    quantisation, `org/name:Q4_K_M`), of which `revision` names a branch, tag or commit. With `progress`,
+    stderr tells how fetching goes.
 
     Raises:
         ModelNotFoundError: nothing has this name; near names are in the message.
+        ConfigError: a revision of something that has none.
         PagodaError: no source delivered the file; the message has the reason of each.
     """
     path = Path(name).expanduser()
     if name and (path.is_file() or _is_model_folder(path)):
-        return path
+        _refuse_revision(name, revision, "is on this disk")
+        return path if path.is_file() else _model_in(path)
     if entry := CATALOG.get(name.lower()):
+        _refuse_revision(name, revision, "is of the catalogue, which has one")
         target = models_folder() / entry.file_name
         if not entry.is_complete(target):
             from pagoda.weights.sources import fetch_entry
@@ -95,7 +99,7 @@ def resolve_model(name: str, *, progress: bool) -> Path:
     if is_hub_name(name) and (":" in name or not name.endswith(".gguf")):
         from pagoda.weights.hub import resolve_hub_model
 
-        return resolve_hub_model(name, progress=progress)
+        return resolve_hub_model(name, progress=progress, revision=revision)
     raise _unknown(name, path)
 
 
@@ -104,7 +108,33 @@ def is_hub_name(name: str) -> bool:
 
 
 def _is_model_folder(path: Path) -> bool:
-    return path.is_dir() and ((path / "config.json").is_file() or any(path.glob("*.gguf")))
+    return path.is_dir() and any(
+        any(path.glob(pattern)) for pattern in ("config.json", "*.safetensors", "*.gguf", "*.bin")
+    )
+
+
+def _model_in(folder: Path) -> Path:
+    """A folder of Hugging Face as it is; the one GGUF file that is meant of a folder without."""
+    ggufs = sorted(path.name for path in folder.glob("*.gguf"))
+    if (folder / "config.json").is_file() or not ggufs:
+        return folder
+    from pagoda.weights.hub_files import choose_gguf
+
+    chosen = choose_gguf(ggufs)
+    if not chosen:
+        raise ModelNotFoundError(
+            f"{folder} holds no one GGUF file to prefer", hint=f"give the path of one: {_join(ggufs)}"
+        )
+    return folder / chosen[0]
+
+
+def _refuse_revision(name: str, revision: str | None, reason: str) -> None:
+    if revision is not None:
+        raise ConfigError(
+            f"revision is {revision!r}, and {name!r} {reason}",
+            param="revision",
+            hint="only models of the hub (org/name) have revisions",
+        )
 
 
 def _unknown(name: str, path: Path) -> ModelNotFoundError:
@@ -112,7 +142,8 @@ def _unknown(name: str, path: Path) -> ModelNotFoundError:
 
     catalogue = f"the catalogue has {_join(CATALOG)}"
     if name and path.is_dir():
-        return ModelNotFoundError(f"{name} is a folder without a model", hint="it needs a .gguf file")
+        hint = "it needs a .gguf file, or config.json and model.safetensors"
+        return ModelNotFoundError(f"{name} is a folder without a model", hint=hint)
     if name.endswith(".gguf") or name.startswith(("/", ".", "~")):
         hint = f"{path.parent} has {_join(_near_files(path))}" if _near_files(path) else catalogue
         return ModelNotFoundError(f"there is no file {name!r}", hint=hint)
@@ -120,7 +151,7 @@ def _unknown(name: str, path: Path) -> ModelNotFoundError:
     guess = f"; did you mean {' or '.join(near)}?" if near else ""
     return ModelNotFoundError(
         f"no model is called {name!r}{guess}",
-        hint=f"{catalogue}; a path to a .gguf file and a Hugging Face id (org/name:quant) work too",
+        hint=f"{catalogue}; a path to a model and a Hugging Face id (org/name:quant) work too",
     )
 
 

@@ -133,6 +133,33 @@ def _q6_k(blocks: Blocks) -> Floats:
     return (scales[:, :, None] * q.reshape(-1, 16, 16)).reshape(len(blocks), 256)
 
 
+# What the nibbles of IQ4_NL and IQ4_XS stand for (ggml's kvalues_iq4nl), and those of MXFP4: twice the values
+# of a four-bit float with two exponent bits (OCP Microscaling Formats v1.0, section 5.3.3).
+_IQ4_VALUES = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32)
+_FP4_VALUES = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.float32)
+
+
+def _iq4_nl(blocks: Blocks) -> Floats:
+    """16 bits scale, 32 x 4 bits: values[q] * scale."""
+    return _half(blocks, 0) * _IQ4_VALUES[_nibbles(blocks[:, 2:])]
+
+
+def _iq4_xs(blocks: Blocks) -> Floats:
+    """16 bits scale of scales, 8 x (2 + 4) bits of s, 256 x 4 bits: values[q] * (s - 32) * scale."""
+    lower = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=2).reshape(-1, 8)
+    upper = (blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(-1, 8) & 3
+    scales = _half(blocks, 0) * ((lower | (upper << 4)).astype(np.float32) - 32)
+    values: Floats = scales[:, :, None] * _IQ4_VALUES[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))]
+    return values.reshape(len(blocks), 256)
+
+
+def _mxfp4(blocks: Blocks) -> Floats:
+    """8 bits exponent, 32 x 4 bits: values[q] * 2^(exponent - 128)."""
+    exponents = blocks[:, :1].astype(np.int32) - 128
+    values: Floats = np.ldexp(_FP4_VALUES[_nibbles(blocks[:, 1:])], exponents)
+    return values
+
+
 _UNPACK: dict[TensorType, Callable[[Blocks], Floats]] = {
     TensorType.F32: _f32,
     TensorType.F16: _f16,
@@ -145,4 +172,7 @@ _UNPACK: dict[TensorType, Callable[[Blocks], Floats]] = {
     TensorType.Q4_K: _q4_k,
     TensorType.Q5_K: _q5_k,
     TensorType.Q6_K: _q6_k,
+    TensorType.IQ4_NL: _iq4_nl,
+    TensorType.IQ4_XS: _iq4_xs,
+    TensorType.MXFP4: _mxfp4,
 }

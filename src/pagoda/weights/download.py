@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
 import os
 import threading
@@ -14,98 +13,40 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from pagoda import __version__
 from pagoda.errors import ModelNotFoundError, PagodaError
+from pagoda.weights.partial_file import CHUNK_BYTES, Checksum, PartialFile, disk_errors
 
 ANSWER_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 30.0
 MAX_FAILURES = 4  # in a row, without real progress between them
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file behind an http(s) address, and what its bytes must be."""
+    """A file behind an http(s) address, and what its bytes must be; see `Checksum` for `checksum`."""
 
     url: str
     size_bytes: int
-    sha256: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    checksum: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a token
+
+    @property
+    def checksum_name(self) -> str:
+        return "SHA-256" if len(self.checksum) == 64 else "SHA-1"
 
 
-class PartialFile:
-    """`<target>.partial` while it grows: hashed as it is written, and renamed once it is right.
-
-    Opening one that an earlier process left behind goes on at its end.
-
-    Raises (all methods):
-        PagodaError: the disk is full or not writable.
-    """
-
-    def __init__(self, target: Path, *, size_bytes: int, sha256: str) -> None:
-        self.target = target
-        self.path = target.with_name(target.name + ".partial")
-        self.size_bytes = size_bytes
-        self.sha256 = sha256
-        self.num_bytes = 0
-        self._digest = hashlib.sha256()
-        self._file: IO[bytes]
-
-    def __enter__(self) -> PartialFile:
-        with disk_errors(self.path):
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a+b")
-            self._file.seek(0)
-            while chunk := self._file.read(_CHUNK_BYTES):
-                self._digest.update(chunk)
-                self.num_bytes += len(chunk)
-        if self.num_bytes > self.size_bytes:
-            self.restart()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):  # a full disk has been reported by `write` already
-            self._file.close()
-
-    def restart(self) -> None:
-        with disk_errors(self.path):
-            self._file.truncate(0)
-        self._digest = hashlib.sha256()
-        self.num_bytes = 0
-
-    def write(self, chunk: bytes) -> None:
-        with disk_errors(self.path):
-            self._file.write(chunk)
-        self._digest.update(chunk)
-        self.num_bytes += len(chunk)
-        if self.num_bytes > self.size_bytes:
-            self.restart()
-            raise PagodaError(
-                f"{self.target.name}: more bytes came than the {self.size_bytes} there should be"
-            )
-
-    def publish(self) -> None:
-        """Check size and SHA-256, then give the file its name. A wrong file is removed.
-
-        Raises:
-            PagodaError: the bytes are not the expected ones.
-        """
-        if self.num_bytes != self.size_bytes:
-            raise PagodaError(f"{self.target.name}: {self.num_bytes} bytes came, not {self.size_bytes}")
-        if self._digest.hexdigest() != self.sha256:
-            digest = self._digest.hexdigest()
-            self.restart()
-            self.path.unlink(missing_ok=True)
-            raise PagodaError(f"{self.target.name}: SHA-256 is {digest}, expected {self.sha256}")
-        with disk_errors(self.path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self.path.replace(self.target)
+def is_complete(path: Path, remote: RemoteFile) -> bool:
+    """Whether a file is there with the bytes that `remote` has; all of them are read."""
+    if not path.is_file() or path.stat().st_size != remote.size_bytes:
+        return False
+    checksum = Checksum(remote.checksum, remote.size_bytes)
+    with disk_errors(path), path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            checksum.update(chunk)
+    return checksum.is_right
 
 
 def download(
@@ -121,7 +62,7 @@ def download(
         ModelNotFoundError: the server has no such file.
         PagodaError: it refuses, does not answer, keeps breaking off, or sends other bytes.
     """
-    with PartialFile(target, size_bytes=remote.size_bytes, sha256=remote.sha256) as partial:
+    with PartialFile(target, size_bytes=remote.size_bytes, checksum=remote.checksum) as partial:
         num_inherited = partial.num_bytes
         _fetch(remote, partial, report, retry_wait_s)
         try:
@@ -131,7 +72,7 @@ def download(
             if not num_inherited:
                 raise
     # What was inherited may be the wrong part: one try with all bytes from one server.
-    with PartialFile(target, size_bytes=remote.size_bytes, sha256=remote.sha256) as partial:
+    with PartialFile(target, size_bytes=remote.size_bytes, checksum=remote.checksum) as partial:
         _fetch(remote, partial, report, retry_wait_s)
         partial.publish()
 
@@ -210,7 +151,7 @@ def _fetch(
             reason = _as_pagoda_error(remote.url, error).message
         if partial.num_bytes >= partial.size_bytes:
             return
-        num_failures = 1 if partial.num_bytes - start >= _CHUNK_BYTES else num_failures + 1
+        num_failures = 1 if partial.num_bytes - start >= CHUNK_BYTES else num_failures + 1
         if num_failures > MAX_FAILURES:
             got = f"{partial.num_bytes} of {partial.size_bytes} bytes"
             raise PagodaError(
@@ -233,7 +174,7 @@ def _fetch_once(remote: RemoteFile, partial: PartialFile, report: Callable[[int]
         if not start:
             partial.restart()
         report(partial.num_bytes)
-        while chunk := response.read(_CHUNK_BYTES):
+        while chunk := response.read(CHUNK_BYTES):
             partial.write(chunk)
             report(partial.num_bytes)
 
@@ -281,15 +222,3 @@ def _host(url: str) -> str:
 def _origin(url: str) -> tuple[str, str]:
     parts = urllib.parse.urlsplit(url)
     return parts.scheme, parts.netloc
-
-
-@contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Errors of the operating system, as one of ours that names the file or folder."""
-    try:
-        yield
-    except OSError as error:
-        raise PagodaError(
-            f"cannot write {path}: {error.strerror or error}",
-            hint="PAGODA_CACHE names another folder for models",
-        ) from error

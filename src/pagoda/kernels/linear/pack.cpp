@@ -115,6 +115,38 @@ void pack_super_6(const uint8_t* in, uint8_t* out, int r) {
   }
 }
 
+// What nibbles stand for in IQ4_NL and IQ4_XS, and in MXFP4 (twice the values of its four-bit floats).
+constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// The 32 quants of a group whose bytes hold quants k and k + 16, through a table.
+void pack_looked_up(const int8_t* values, int factor, const uint8_t* nibbles, uint16_t scale, uint8_t* out, int r) {
+  uint8_t quants[GROUP];
+  for (int k = 0; k < 16; k++) {
+    quants[k] = static_cast<uint8_t>(values[nibbles[k] & 15] * factor);
+    quants[k + 16] = static_cast<uint8_t>(values[nibbles[k] >> 4] * factor);
+  }
+  pack_group_8(quants, scale, out, r);
+}
+
+// A super-block becomes eight Q8 groups. A product of its scales has up to 17 bits and is rounded to a half.
+void pack_super_iq4(const uint8_t* in, uint8_t* out, int r) {
+  for (int g = 0; g < 8; g++) {
+    const int lower = (in[4 + g / 2] >> (4 * (g % 2))) & 15, upper = (in[2 + g / 4] >> (2 * (g % 4))) & 3;
+    const uint16_t scale = scaled_half(read_u16(in), static_cast<float>((lower | (upper << 4)) - 32));
+    pack_looked_up(IQ4_VALUES, 1, in + 8 + 16 * g, scale, out + block_bytes(Format::Q8) * static_cast<size_t>(g), r);
+  }
+}
+
+// The scale is a power of two: one that a half cannot hold goes into the quants where there is room (12 * 8 < 128);
+// what is smaller still is zero, what is larger becomes infinite and is found by the self-check at load.
+void pack_group_fp4(const uint8_t* in, uint8_t* out, int r) {
+  const int exponent = in[0] - 128, shift = exponent <= 15 ? 0 : exponent <= 18 ? exponent - 15 : 3;
+  if (exponent < -24) return;
+  const float scale = exponent - shift > 15 ? 65536.0f : bits_to_float(static_cast<uint32_t>(exponent - shift + 127) << 23);
+  pack_looked_up(FP4_VALUES, 1 << shift, in + 1, float_to_half(scale), out, r);
+}
+
 void pack_block(FileType type, const uint8_t* in, uint8_t* out, int r) {
   switch (type) {
     case FileType::F32: std::memcpy(out + 4 * r, in, 4); break;
@@ -127,6 +159,9 @@ void pack_block(FileType type, const uint8_t* in, uint8_t* out, int r) {
     case FileType::Q4_K: pack_super_4(in, out, r); break;
     case FileType::Q5_K: pack_super_5(in, out, r); break;
     case FileType::Q6_K: pack_super_6(in, out, r); break;
+    case FileType::IQ4_NL: pack_looked_up(IQ4_VALUES, 1, in + 2, read_u16(in), out, r); break;
+    case FileType::IQ4_XS: pack_super_iq4(in, out, r); break;
+    case FileType::MXFP4: pack_group_fp4(in, out, r); break;
   }
 }
 
@@ -142,6 +177,9 @@ size_t file_block_bytes(FileType type) {
     case FileType::Q4_K: return 144;
     case FileType::Q5_K: return 176;
     case FileType::Q6_K: return 210;
+    case FileType::IQ4_NL: return 18;
+    case FileType::IQ4_XS: return 136;
+    case FileType::MXFP4: return 17;
   }
   return 0;
 }
@@ -155,7 +193,7 @@ bool packed_format(int file_type, Format* format) {
     case FileType::BF16: *format = Format::BF16; return true;
     case FileType::Q4_0: case FileType::Q4_1: *format = Format::Q4; return true;
     case FileType::Q5_0: case FileType::Q5_1: *format = Format::Q5; return true;
-    case FileType::Q8_0: *format = Format::Q8; return true;
+    case FileType::Q8_0: case FileType::IQ4_NL: case FileType::IQ4_XS: case FileType::MXFP4: *format = Format::Q8; return true;
     case FileType::Q4_K: *format = Format::Q4K; return true;
     case FileType::Q5_K: *format = Format::Q5K; return true;
     case FileType::Q6_K: *format = Format::Q6K; return true;
@@ -165,8 +203,10 @@ bool packed_format(int file_type, Format* format) {
 
 void pack_panels(int file_type, const uint8_t* rows, size_t row_bytes, const PackedWeight& weight, int first, int last) {
   const auto type = static_cast<FileType>(file_type);
-  const size_t in_bytes = file_block_bytes(type), out_bytes = block_bytes(weight.format);
-  const int num_blocks = weight.cols / block_inputs(weight.format);
+  const int inputs = type == FileType::IQ4_XS ? SUPER : block_inputs(weight.format);  // of a block of the file
+  const size_t in_bytes = file_block_bytes(type);
+  const size_t out_bytes = block_bytes(weight.format) * static_cast<size_t>(inputs / block_inputs(weight.format));
+  const int num_blocks = weight.cols / inputs;
   for (int p = first; p < last; p++) {
     uint8_t* panel = weight.data + weight.panel_bytes() * static_cast<size_t>(p);
     std::memset(panel, 0, weight.panel_bytes());
