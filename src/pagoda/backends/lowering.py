@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,7 @@ class Lowering:
         self.free: defaultdict[int, list[int]] = defaultdict(list)  # width: buffers of dead values
         self.free_quantised: defaultdict[int, list[int]] = defaultdict(list)
         self.angles: dict[RopeConfig, int] = {}
+        self.on_logits_rows = False  # whether values are down to the rows whose logits are needed
         self.layers: dict[int, tuple[int, int]] = {}  # layer: group, index in group
         for index, group in enumerate(spec.groups):
             native.add_group(
@@ -75,7 +77,10 @@ class Lowering:
         matrices = {name for op in self.program.ops for name in _matrices(op)}
         for name in sorted(matrices, key=lambda name: (-math.prod(self.shapes[name]), name)):
             self._weight(name)
+        first_for_logits = _first_for_logits(self.program.ops)
         for index, op in enumerate(self.program.ops):
+            if index == first_for_logits:
+                self._keep_logits_rows()
             self._lower(op, index)
             for value in inputs_of(op):
                 if self.last_use[value.index] == index:
@@ -102,6 +107,7 @@ class Lowering:
                     weight=weight,
                     bias=-1 if op.bias is None else self._vector(op.bias),
                     residual=-1 if op.residual is None else self.buffers[op.residual.index],
+                    on_logits_rows=self.on_logits_rows,
                 )
             case Experts():
                 self.native.experts_op(
@@ -127,7 +133,7 @@ class Lowering:
         """Ops on single rows without a matrix; most may write over what they read."""
         match op:
             case RMSNorm():
-                self.native.row_op(
+                self._row_op(
                     "norm",
                     a=self.buffers[op.x.index],
                     out=self._buffer(op.out, reuse=op.x, index=index),
@@ -136,7 +142,7 @@ class Lowering:
                     value=op.eps,
                 )
             case LayerNorm():
-                self.native.row_op(
+                self._row_op(
                     "layer_norm",
                     a=self.buffers[op.x.index],
                     b=self._vector(op.bias),
@@ -145,14 +151,14 @@ class Lowering:
                     value=op.eps,
                 )
             case AddPosition():
-                self.native.row_op(
+                self._row_op(
                     "add_position",
                     a=self.buffers[op.x.index],
                     out=self._buffer(op.out),
                     weight=self._weight(op.weight)[0],
                 )
             case Rope():
-                self.native.row_op(
+                self._row_op(
                     "rope",
                     a=self.buffers[op.x.index],
                     b=self.angles[op.rope],
@@ -160,7 +166,7 @@ class Lowering:
                     width=op.head_dim,
                 )
             case GatedActivation():
-                self.native.row_op(
+                self._row_op(
                     "gated",
                     a=self.buffers[op.gate.index],
                     b=self.buffers[op.up.index],
@@ -168,20 +174,20 @@ class Lowering:
                     gelu=op.kind == "gelu_tanh",
                 )
             case Activation():
-                self.native.row_op(
+                self._row_op(
                     "gelu",
                     a=self.buffers[op.x.index],
                     out=self._buffer(op.out, reuse=op.x, index=index),
                 )
             case Scale():
-                self.native.row_op(
+                self._row_op(
                     "scale",
                     a=self.buffers[op.x.index],
                     out=self._buffer(op.out, reuse=op.x, index=index),
                     value=op.factor,
                 )
             case Add():
-                self.native.row_op(
+                self._row_op(
                     "add",
                     a=self.buffers[op.a.index],
                     b=self.buffers[op.b.index],
@@ -198,20 +204,34 @@ class Lowering:
         self.native.attention_op(q=self.buffers[op.q.index], out=out, layer=layer)
         self.native.row_op("merge_attention", out=out, layer=layer)
 
+    def _keep_logits_rows(self) -> None:
+        """Past the last attention other rows are of no use: a prompt needs the logits of its last token."""
+        for index, buffer in self.buffers.items():
+            width = next(v.width for op in self.program.ops for v in inputs_of(op) if v.index == index)
+            self.buffers[index] = self.native.add_buffer(width)
+            self.native.row_op("gather", a=buffer, out=self.buffers[index], on_logits_rows=True)
+        self.quantised.clear()
+        self.free.clear()  # buffers of all rows are larger
+        self.on_logits_rows = True
+
     def _lower_logits(self, op: Logits) -> None:
-        native = self.native
         weight, in_floats = self._weight(op.weight)
-        rows = native.add_buffer(op.x.width)
-        native.row_op("gather", a=self.buffers[op.x.index], out=rows, on_logits_rows=True)
-        quant = -1
-        if not in_floats:
-            quant = native.add_quant_buffer(op.x.width)
-            native.row_op("quantize", a=rows, out=quant, on_logits_rows=True)
-        logits = native.add_buffer(self.program.config.vocab_size)
-        native.linear_op(x=rows, quant=quant, out=logits, weight=weight, on_logits_rows=True)
+        if not self.on_logits_rows:
+            self._keep_logits_rows()
+        logits = self.native.add_buffer(self.program.config.vocab_size)
+        self.native.linear_op(
+            x=self.buffers[op.x.index],
+            quant=-1 if in_floats else self._quantise(op.x),
+            out=logits,
+            weight=weight,
+            on_logits_rows=True,
+        )
         if op.softcap is not None:
-            native.row_op("softcap", a=logits, value=op.softcap, on_logits_rows=True)
-        native.set_logits(logits)
+            self.native.row_op("softcap", a=logits, value=op.softcap, on_logits_rows=True)
+        self.native.set_logits(logits)
+
+    def _row_op(self, kind: str, **arguments: Any) -> None:
+        self.native.row_op(kind, on_logits_rows=self.on_logits_rows, **arguments)
 
     def _buffer(self, value: Value, *, reuse: Value | None = None, index: int = -1) -> int:
         """A buffer for a value; that of `reuse`, an input read element by element, when it dies here."""
@@ -235,7 +255,7 @@ class Lowering:
         if value.index not in self.quantised:
             free = self.free_quantised[value.width]
             quant = free.pop() if free else self.native.add_quant_buffer(value.width)
-            self.native.row_op("quantize", a=self.buffers[value.index], out=quant)
+            self._row_op("quantize", a=self.buffers[value.index], out=quant)
             self.quantised[value.index] = quant
         return self.quantised[value.index]
 
@@ -250,6 +270,11 @@ class Lowering:
 
     def _vector(self, name: str) -> int:
         return self.native.add_vector(dequantize(self.source.tensors[name]).reshape(-1))
+
+
+def _first_for_logits(ops: Sequence[Op]) -> int:
+    """Index of the first op after the last one of all rows: attention, and experts, whose rows meet."""
+    return 1 + max(i for i, op in enumerate(ops) if isinstance(op, Embed | Attention | Experts | AddPosition))
 
 
 def _matrices(op: Op) -> tuple[str, ...]:

@@ -58,7 +58,12 @@ inline void write_kv(const AttentionShape& s, const KVLayer& kv, int slot, const
 struct Run {
   const int16_t *keys, *values;
   const float *key_scales, *value_scales;
+  const int16_t* next_keys;  // of the same run in the next chunk, or some that are in a cache
 };
+
+// Tiles of few queries wait for memory. They ask for a run's values while its keys are multiplied, and for the next
+// chunk's keys while its values are: line by line, as a burst would stall the core.
+constexpr bool prefetches(int rows) { return rows <= 6; }
 
 // Loops over the sums of a tile, unrolled by the front end: only then do compilers keep all of them in registers.
 // Index b counts runs of 16 keys, or of 16 columns, in parts.
@@ -76,6 +81,7 @@ inline void score_tile(const int16_t* q, const float* q_scale, const Run* runs, 
     for (int d = first; d < last; d += 2) {
       ipart k[B * NUM_PARTS];
       PAGODA_EACH_PART(k[b] = load_ints(runs[b / NUM_PARTS].keys + 16 * d + b % NUM_PARTS * 2 * PART));
+      if constexpr (prefetches(R)) PAGODA_EACH(b, B, __builtin_prefetch(runs[b].values + 16 * d, 0, 2));
       PAGODA_EACH_ROW(const ipart x = pair(q + r * head_dim + d); PAGODA_EACH_PART(acc[r][b] = dot2(acc[r][b], k[b], x)));
     }
     PAGODA_EACH_PART(
@@ -95,9 +101,11 @@ inline void value_tile(const int16_t* weights, const Run* runs, int num_runs, in
   PAGODA_EACH_ROW(PAGODA_EACH_PART(acc[r][b] = iset(0)));
   for (int run = 0; run < num_runs; run++) {
     const int16_t* values = runs[run].values + 2 * column;
+    const auto to_next = runs[run].next_keys - runs[run].values;
     for (int t = 0; t < 16; t += 2, values += 2 * head_dim) {
       ipart v[B * NUM_PARTS];
       PAGODA_EACH_PART(v[b] = FULL ? load_ints(values + 2 * PART * b) : load_ints_first(values + 2 * PART * b, head_dim - column - PART * b));
+      if constexpr (prefetches(R)) PAGODA_EACH(b, B, __builtin_prefetch(values + 32 * b + to_next, 0, 2));
       PAGODA_EACH_ROW(const ipart w = pair(weights + KEY_CHUNK * r + 16 * run + t); PAGODA_EACH_PART(acc[r][b] = dot2(acc[r][b], v[b], w)));
     }
   }
@@ -218,7 +226,7 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
     const int16_t* head = kv.base + static_cast<size_t>(block_table[position / s.block_size]) * kv.block_stride + s.head_size() * static_cast<size_t>(kv_head);
     const auto* scales = reinterpret_cast<const float*>(head + 2 * s.head_values());
     const size_t values = static_cast<size_t>(offset) * static_cast<size_t>(d);
-    return Run{head + values, head + s.head_values() + values, scales + offset, scales + s.block_size + offset};
+    return Run{head + values, head + s.head_values() + values, scales + offset, scales + s.block_size + offset, head + values};
   };
   for (int r = 0; r < MAX_ATTENTION_ROWS; r++) {
     scratch.maximum[r] = NOTHING_SEEN;
@@ -234,10 +242,10 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
     Run runs[KEY_CHUNK / 16];
     int num_runs = 0;
     for (int i = low; i < high; i += 16) runs[num_runs++] = run_at(key0 + i);
-    // Few queries wait for memory: ask for the values while keys are scored, and for the next keys after that.
-    const bool prefetches = rows <= MAX_QUERY_ROWS;
-    const size_t run_bytes = size_t{32} * static_cast<size_t>(d);
-    for (int b = 0; b < num_runs && prefetches; b++) prefetch(runs[b].values, run_bytes);
+    for (int b = 0; b < num_runs && chunk + 1 < chunk1; b++) {
+      const int position = key0 + KEY_CHUNK + low + 16 * b;
+      if (position <= last_position) runs[b].next_keys = run_at(position).keys;
+    }
     for (int r = 0; r < rows; r += MAX_QUERY_ROWS)
       score_rows<>(rows - r < MAX_QUERY_ROWS ? rows - r : MAX_QUERY_ROWS, scratch.queries + r * d, scratch.query_scale + r, runs, num_runs, d,
                    scratch.scores + KEY_CHUNK * r + low);
@@ -257,8 +265,6 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
       else
         std::memset(weights, 0, 2 * KEY_CHUNK);
     }
-    for (int position = key0 + KEY_CHUNK; prefetches && chunk + 1 < chunk1 && position <= last_position && position < key0 + 2 * KEY_CHUNK; position += 16)
-      prefetch(run_at(position).keys, run_bytes);
     // Integer sums end at absolute multiples of DOT_LENGTH, so that they do not depend on where a window begins.
     bool first = true;
     for (int segment = 0; segment < KEY_CHUNK; segment += DOT_LENGTH) {

@@ -10,7 +10,7 @@
 namespace pagoda {
 namespace PAGODA_ISA {
 
-constexpr float OUTLIER_RATIO = 5.0f;  // of a value to the root mean square of its row
+constexpr float OUTLIER_RATIO = 4.0f;  // of a value to the root mean square of its row
 
 PAGODA_INLINE float root_mean_square(const float* x, int n) {
   f32x16 sums[2] = {set16(0.0f), set16(0.0f)};
