@@ -15,8 +15,9 @@ import pytest
 import pagoda
 from pagoda import LLM, SamplingParams
 from pagoda.errors import CapacityError, ConfigError, ModelFileError, PagodaError, RequestError
+from pagoda.weights.tensor import TensorType
 from tests.engine.engines import EOS, VOCAB_SIZE, check_idle, scripted_engine, tokenizer_metadata
-from tests.gguf_files import tiny_metadata, tiny_tensors, write_gguf, write_tiny_model
+from tests.gguf_files import encode, tiny_metadata, tiny_tensors, write_gguf, write_tiny_model
 from tests.models.tiny_checkpoints import TINY_MODELS
 
 MODEL = replace(TINY_MODELS["llama-mqa"], name="llm", vocab_size=VOCAB_SIZE)
@@ -259,3 +260,25 @@ def test_a_prefix_is_pinned_through_the_engine(llm: LLM) -> None:
     assert llm.engine.unpin_prefix(system)
     assert llm.engine.reset_prefix_cache() > 0
     assert llm.engine.list_prefixes() == []
+
+
+def test_rope_factors_are_chosen_for_the_longest_sequence(model_file: Path, tmp_path: Path) -> None:
+    """A49: once, at load, so that no key in the cache was rotated by other factors than its query."""
+    factors = {"short": np.ones(20, np.float32), "long": np.linspace(1, 8, 20, dtype=np.float32)}
+    tensors = {
+        f"rope_factors_{length}.weight": encode(f"rope_factors_{length}.weight", TensorType.F32, values)
+        for length, values in factors.items()
+    }
+    metadata = tiny_metadata(MODEL) | tokenizer_metadata()
+    metadata |= {"llama.rope.scaling.original_context_length": 32}
+    path = write_gguf(tmp_path / "longrope.gguf", metadata, tiny_tensors(MODEL) | tensors)
+    prompt = list(range(30, 54))
+
+    def answer(file: Path, max_model_len: int) -> tuple[int, ...]:
+        with load(file, max_model_len=max_model_len) as llm:
+            return tuple(llm.generate(prompt, GREEDY)[0].outputs[0].token_ids)
+
+    plain = answer(model_file, 32)
+    assert answer(path, 32) == plain
+    assert answer(path, 33) != plain
+    assert answer(path, 33) == answer(path, 200)

@@ -131,3 +131,16 @@ def test_generating_across_the_trained_length_equals_prefilling_the_whole_text(n
     prompt = hf_token_ids(TINY_HF[name])[:20]
     (answer,) = greedy(paged, [prompt], 40)
     assert disagreements(paged, prompt, answer, [1.0] * 40) == []
+
+
+@pytest.mark.parametrize("name", ["hf-qwen3moe", "hf-mixtral", "hf-phi3", "hf-gpt2"])
+def test_quantised_gguf_files_run_natively(name: str, tmp_path: Path) -> None:
+    """Stacked experts and fused projections are cut without being unpacked."""
+    ids = hf_token_ids(TINY_HF[name])
+    logits = []
+    with load_checkpoint(write_tiny_gguf(tmp_path, TINY_HF[name], TensorType.Q8_0)) as checkpoint:
+        for backend, kv_dtype in ((ReferenceBackend(), "f32"), (CPUBackend(num_threads=2), None)):
+            program = build_program(checkpoint.config)
+            paged = PagedModel.compile(backend, program, checkpoint, num_tokens=100, kv_dtype=kv_dtype)
+            logits += run_chunked(paged, [ids])
+    assert relative_error(logits[1], logits[0]) < 0.05

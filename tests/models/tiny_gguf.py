@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.gguf_files import interleave_rows, write_gguf
+from pagoda.weights.tensor import TensorType
+from tests.gguf_files import encode, interleave_rows, write_gguf
 from tests.models.tiny_hf import TinyHF, hf_weights
 
 ARCHITECTURES = {
@@ -183,5 +184,10 @@ def scaling_keys(model: TinyHF) -> dict[str, object]:
 NOT_IN_GGUF = ("hf-gemma2", "hf-gemma3", "hf-rope-dynamic", "hf-qwen2-window")
 
 
-def write_tiny_gguf(folder: Path, model: TinyHF) -> Path:
-    return write_gguf(folder / f"{model.name}.gguf", gguf_metadata_of(model), gguf_tensors_of(model))
+def write_tiny_gguf(folder: Path, model: TinyHF, tensor_type: TensorType = TensorType.F32) -> Path:
+    """Matrices, stacked ones too, in `tensor_type`; vectors and routers in floats, as converters do."""
+    tensors = {
+        name: encode(name, tensor_type if a.ndim > 1 and "gate_inp" not in name else TensorType.F32, a)
+        for name, a in gguf_tensors_of(model).items()
+    }
+    return write_gguf(folder / f"{model.name}.gguf", gguf_metadata_of(model), tensors)
