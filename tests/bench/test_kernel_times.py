@@ -60,7 +60,11 @@ def test_every_case_a_step_runs_is_right(name: str) -> None:
 
 def test_every_packed_format_has_cases_of_decode_and_prefill() -> None:
     """Types that share a format differ in nothing once they are packed."""
-    same_format = {TensorType.Q4_0: TensorType.Q4_1, TensorType.Q5_1: TensorType.Q5_0}
+    same_format = {
+        TensorType.Q4_0: TensorType.Q4_1,
+        TensorType.Q5_1: TensorType.Q5_0,
+        **dict.fromkeys((TensorType.IQ4_NL, TensorType.IQ4_XS, TensorType.MXFP4), TensorType.Q8_0),
+    }
     needed = {same_format.get(t, t) for t in TensorType}
     for num_tokens in (1, 4, 8, 64, 512):
         assert needed <= {c.weight_type for c in LINEAR_STEP_CASES if c.num_tokens == num_tokens}

@@ -18,8 +18,8 @@ from pagoda.backends.lowering import FLOAT_TYPES
 from pagoda.bench.native_ops import NativeOps, run_attention, run_experts, run_linear
 from pagoda.kernels.activation.cases import GatedCase
 from pagoda.kernels.activation.reference import gated
-from pagoda.kernels.attention.cases import AttentionCase
-from pagoda.kernels.attention.reference import attention, write_kv
+from pagoda.kernels.attention.cases import AttentionCase, AttentionInputs
+from pagoda.kernels.attention.reference import attention, fixed_point, write_kv
 from pagoda.kernels.embed.cases import EmbedCase
 from pagoda.kernels.embed.reference import embed
 from pagoda.kernels.experts.cases import ExpertsCase
@@ -93,10 +93,27 @@ def prepare_attention(case: AttentionCase, isa: str, num_threads: int) -> Prepar
     num_layers, is_cold = _num_copies(case.num_bytes) if is_decode else (1, False)
     ops = NativeOps(isa, num_threads)
     result = run_attention(ops, case, inputs, num_layers=num_layers)
-    k_cache, v_cache = inputs.k_cache.astype(np.float16), inputs.v_cache.astype(np.float16)
-    write_kv(inputs.k, inputs.v, k_cache, v_cache, inputs.slot_mapping)
-    expected = attention(
-        inputs.q,
+    expected = _expected_attention(case, inputs)
+    return PreparedCase(
+        error=relative_error(result, expected),
+        is_cold=is_cold,
+        counts_dots=False,
+        num_executions=num_layers,
+        measure=lambda n: sum(ops.repeat(n).values()),  # with writing keys and values, and merging parts
+    )
+
+
+def _expected_attention(case: AttentionCase, inputs: AttentionInputs) -> Float32Array:
+    """The reference's result on queries, keys and values as the KV type of the cpu backend keeps them."""
+
+    def kept(rows: Float32Array, num_heads: int) -> Float32Array:
+        return fixed_point(rows.reshape(-1, num_heads, case.head_dim)).reshape(rows.shape)
+
+    q, k, v = kept(inputs.q, case.num_heads), *(kept(x, case.num_kv_heads) for x in (inputs.k, inputs.v))
+    k_cache, v_cache = fixed_point(inputs.k_cache), fixed_point(inputs.v_cache)
+    write_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
+    return attention(
+        q,
         k_cache,
         v_cache,
         inputs.query_start_loc,
@@ -105,13 +122,6 @@ def prepare_attention(case: AttentionCase, isa: str, num_threads: int) -> Prepar
         scale=case.scale,
         window=case.window,
         softcap=case.softcap,
-    )
-    return PreparedCase(
-        error=relative_error(result, expected),
-        is_cold=is_cold,
-        counts_dots=False,
-        num_executions=num_layers,
-        measure=lambda n: sum(ops.repeat(n).values()),  # with writing keys and values, and merging parts
     )
 
 
