@@ -90,7 +90,7 @@ def test_nobody_waits_for_a_pace_when_nobody_decodes() -> None:
     assert [num_prefill_tokens(timed_step(h)[0]) for _ in range(3)] == [512, 512, 76]
 
 
-def test_prompts_get_more_when_more_wait_than_decode() -> None:
+def test_each_prompt_that_waits_gets_its_share() -> None:
     """A burst of clients is not held up for one stream."""
     shares = []
     for num_prompts in (1, 4, 8, 30):
@@ -99,7 +99,7 @@ def test_prompts_get_more_when_more_wait_than_decode() -> None:
             h.add(f"prompt {i}", [10 + i] * 300, max_tokens=2)
         shares.append(num_prefill_tokens(timed_step(h)[0]))
     once = int(1.5 * (COST.step_s + 2 * COST.token_s) / COST.token_s)
-    assert shares == [pytest.approx(n * once, rel=0.2) for n in (1, 2, 4, 15)]
+    assert shares == [pytest.approx(n * once, rel=0.2) for n in (1, 4, 8, 30)]
 
 
 def test_those_without_a_place_do_not_hurry_a_prompt() -> None:

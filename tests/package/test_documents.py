@@ -12,7 +12,7 @@ import pytest
 
 import pagoda
 from pagoda.cli import COMMANDS, arguments
-from pagoda.core.cost import KVCacheSpec, LayerGroup
+from pagoda.core.cost import CPU_KV_DTYPE, KVCacheSpec, LayerGroup
 from pagoda.models import ARCHITECTURES
 from pagoda.weights.checkpoint import load_checkpoint
 from pagoda.weights.tensor import TensorType
@@ -130,7 +130,8 @@ def kv_rows() -> dict[str, list[str]]:
 def test_kv_sizes_are_those_of_the_cost_model() -> None:
     assert set(kv_rows()) == set(KV_MODELS)
     for layers, kv_heads, head_dim, token, block, thousand, context in kv_rows().values():
-        spec = KVCacheSpec((LayerGroup(tuple(range(int(layers))), int(kv_heads), int(head_dim)),))
+        group = LayerGroup(tuple(range(int(layers))), int(kv_heads), int(head_dim))
+        spec = KVCacheSpec((group,), dtype=CPU_KV_DTYPE)
         length = int(context.split()[-1])
         sizes = [f"{spec.sequence_bytes(n) / 2**20:.1f} MiB" for n in (1000, length)]
         assert [int(token), int(block)] == [spec.bytes_per_token(0), spec.block_bytes(0)]

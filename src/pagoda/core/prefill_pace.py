@@ -40,13 +40,13 @@ class PrefillPace:
     def max_tokens(self, budget: int, num_decoding: int, num_prefilling: int) -> int:
         """Prompt tokens of a step beside `num_decoding` tokens that are decoded: so many that it takes
         `max_decode_slowdown` times as long as without them. `num_prefilling` requests wait for their first
-        token; where they are more than those who decode, prompts get as many times more."""
+        token, and each of them gets that much: a stream may wait for one prompt, not a burst for a stream."""
         if not self._max_slowdown or not num_decoding or not self._stream_s:
             return budget
         if not self._token_s:
             return min(budget, MIN_PREFILL_TOKENS)
         prefill_s = (self._max_slowdown - 1.0) * self._decode_s(num_decoding)
-        prefill_s *= max(1.0, num_prefilling / num_decoding)
+        prefill_s *= max(1, num_prefilling)
         return min(budget, max(MIN_PREFILL_TOKENS, int(prefill_s / self._token_s)))
 
     def _decode_s(self, num_decoding: int) -> float:
