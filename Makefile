@@ -10,7 +10,7 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find src/pagoda/kernels -name '
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.installed
-	@if [ -t 0 ]; then $(BIN)/pagoda run smollm2-135m; else $(BIN)/pagoda run smollm2-135m </dev/null; fi
+	@if [ -t 0 ]; then $(BIN)/pagoda run smollm2-135m; else $(BIN)/pagoda run smollm2-135m --temperature 0 </dev/null; fi
 
 test: $(VENV)/.installed-test lint
 	@$(BIN)/python -m tests.fetch_models
