@@ -295,28 +295,16 @@ size_t Model::end_of_segment(size_t first) const {
   return std::max(end, first + 1);
 }
 
-// Calls run(owner, i) for each i < num(owner), own ones first.
-template <class Run>
-void Model::share_out(size_t stage, int thread, const Run& run) {
+// Calls run(owner, i) for each i < count_of(owner), own ones first.
+template <class Count, class Run>
+void Model::share_out(size_t stage, int thread, const Count& count_of, const Run& run) {
   const int threads = pool_.num_threads();
   for (int turn = 0; turn < threads; turn++) {
-    const int owner = (thread + turn) % threads, count = run.num(owner);
+    const int owner = (thread + turn) % threads, count = count_of(owner);
     auto& next = counters_[stage * at(threads) + at(owner)].next;
-    for (int i; next.load(std::memory_order_relaxed) < count && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) run.one(owner, i);
+    for (int i; next.load(std::memory_order_relaxed) < count && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) run(owner, i);
   }
 }
-
-namespace {
-
-template <class Num, class One>
-struct Shares {
-  Num num;
-  One one;
-};
-template <class Num, class One>
-Shares(Num, One) -> Shares<Num, One>;
-
-}  // namespace
 
 void Model::run_stages(int thread, const BatchView& batch) {
   const int threads = pool_.num_threads();
@@ -326,11 +314,11 @@ void Model::run_stages(int thread, const BatchView& batch) {
     const double start = profile_ && thread == 0 ? seconds() : 0.0;
     if (rows_per_block_ && is_local(stage)) {
       const int num_blocks = ceil_div(stage.num_rows, rows_per_block_);
-      share_out(i, thread, Shares{[&](int owner) { return (num_blocks - owner + threads - 1) / threads; },
-                                  [&](int owner, int block) { run_block(i, end, owner + block * threads, thread, batch); }});
+      share_out(i, thread, [&](int owner) { return (num_blocks - owner + threads - 1) / threads; },
+                [&](int owner, int block) { run_block(i, end, owner + block * threads, thread, batch); });
     } else {
-      share_out(i, thread, Shares{[&](int owner) { return num_tasks(stage, owner); },
-                                  [&](int owner, int task) { run_task(stage, owner, task, thread, batch); }});
+      share_out(i, thread, [&](int owner) { return num_tasks(stage, owner); },
+                [&](int owner, int task) { run_task(stage, owner, task, thread, batch); });
       if (profile_ && thread == 0) profile_s_[profile_kind(stage)] += seconds() - start;
     }
     const double done = profile_ && thread == 0 ? seconds() : 0.0;

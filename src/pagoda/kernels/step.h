@@ -161,8 +161,8 @@ class Model {
   void run_stages(int thread, const BatchView& batch);
   int num_tasks(const Stage& stage, int owner) const;
   size_t end_of_segment(size_t first_stage) const;
-  template <class Run>
-  void share_out(size_t stage, int thread, const Run& run);
+  template <class Count, class Run>
+  void share_out(size_t stage, int thread, const Count& count_of, const Run& run);
   void run_block(size_t first_stage, size_t last_stage, int block, int thread, const BatchView& batch);
   void run_task(const Stage& stage, int owner, int task, int thread, const BatchView& batch);
   void run_rows(const Stage& stage, int begin, int end, const BatchView& batch);
@@ -179,7 +179,6 @@ class Model {
   void route(const RowOp& op, int row);
   void combine_experts(const RowOp& op, int row);
   KVLayer kv_layer(const LayerSpec& layer) const;
-  AttentionPlan& plan_for(const LayerSpec& layer);
 
   const Kernels* kernels_;
   ThreadPool pool_;

@@ -56,9 +56,6 @@ PAGODA_INLINE fpart abs(fpart a) {
 PAGODA_INLINE fpart load_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-PAGODA_INLINE void store_half(uint16_t* p, fpart v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-}
 PAGODA_INLINE fpart load_bfloat(const uint16_t* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
@@ -74,9 +71,6 @@ PAGODA_INLINE ipart to_int(fpart a) { return _mm512_cvtps_epi32(a); }
 PAGODA_INLINE ipart iset(int32_t x) { return _mm512_set1_epi32(x); }
 PAGODA_INLINE ipart isub(ipart a, ipart b) { return _mm512_sub_epi32(a, b); }
 PAGODA_INLINE ipart iadd(ipart a, ipart b) { return _mm512_add_epi32(a, b); }
-PAGODA_INLINE void store_i8(int8_t* p, ipart v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
-}
 PAGODA_INLINE ipart load_ints(const void* p) { return _mm512_loadu_si512(p); }
 PAGODA_INLINE ipart iand(ipart a, int32_t mask) { return _mm512_and_si512(a, _mm512_set1_epi32(mask)); }
 PAGODA_INLINE ipart shift_down(ipart a, int bits) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(bits)); }
@@ -151,9 +145,6 @@ PAGODA_INLINE fpart abs(fpart a) { return _mm256_and_ps(a, _mm256_castsi256_ps(_
 PAGODA_INLINE fpart load_half(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-PAGODA_INLINE void store_half(uint16_t* p, fpart v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-}
 PAGODA_INLINE fpart load_bfloat(const uint16_t* p) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
@@ -169,10 +160,6 @@ PAGODA_INLINE ipart to_int(fpart a) { return _mm256_cvtps_epi32(a); }
 PAGODA_INLINE ipart iset(int32_t x) { return _mm256_set1_epi32(x); }
 PAGODA_INLINE ipart isub(ipart a, ipart b) { return _mm256_sub_epi32(a, b); }
 PAGODA_INLINE ipart iadd(ipart a, ipart b) { return _mm256_add_epi32(a, b); }
-PAGODA_INLINE void store_i8(int8_t* p, ipart v) {
-  const __m128i low = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(low, low));
-}
 PAGODA_INLINE ipart load_ints(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 PAGODA_INLINE ipart iand(ipart a, int32_t mask) { return _mm256_and_si256(a, _mm256_set1_epi32(mask)); }
 PAGODA_INLINE ipart shift_down(ipart a, int bits) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(bits)); }
@@ -265,7 +252,6 @@ PAGODA_INLINE fpart max(fpart a, fpart b) { PAGODA_LANES a.x[i] = a.x[i] > b.x[i
 PAGODA_INLINE fpart min(fpart a, fpart b) { PAGODA_LANES a.x[i] = a.x[i] < b.x[i] ? a.x[i] : b.x[i]; return a; }
 PAGODA_INLINE fpart abs(fpart a) { PAGODA_LANES a.x[i] = __builtin_fabsf(a.x[i]); return a; }
 PAGODA_INLINE fpart load_half(const uint16_t* p) { fpart r; PAGODA_LANES r.x[i] = half_to_float(p[i]); return r; }
-PAGODA_INLINE void store_half(uint16_t* p, fpart v) { PAGODA_LANES p[i] = float_to_half(v.x[i]); }
 PAGODA_INLINE fpart load_bfloat(const uint16_t* p) { fpart r; PAGODA_LANES r.x[i] = bfloat_to_float(p[i]); return r; }
 PAGODA_INLINE fpart load_u8(const uint8_t* p) { fpart r; PAGODA_LANES r.x[i] = p[i]; return r; }
 PAGODA_INLINE fpart load_i8(const int8_t* p) { fpart r; PAGODA_LANES r.x[i] = p[i]; return r; }
@@ -278,7 +264,6 @@ PAGODA_INLINE ipart to_int(fpart a) { ipart r; PAGODA_LANES r.x[i] = round_to_ev
 PAGODA_INLINE ipart iset(int32_t x) { ipart r; PAGODA_LANES r.x[i] = x; return r; }
 PAGODA_INLINE ipart isub(ipart a, ipart b) { PAGODA_LANES a.x[i] -= b.x[i]; return a; }
 PAGODA_INLINE ipart iadd(ipart a, ipart b) { PAGODA_LANES a.x[i] += b.x[i]; return a; }
-PAGODA_INLINE void store_i8(int8_t* p, ipart v) { PAGODA_LANES p[i] = static_cast<int8_t>(v.x[i]); }
 PAGODA_INLINE ipart load_ints(const void* p) { ipart r; std::memcpy(r.x, p, 64); return r; }
 PAGODA_INLINE ipart iand(ipart a, int32_t mask) { PAGODA_LANES a.x[i] &= mask; return a; }
 PAGODA_INLINE ipart shift_down(ipart a, int bits) { PAGODA_LANES a.x[i] = static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) >> bits); return a; }
@@ -376,7 +361,6 @@ PAGODA_INLINE void store(float* p, f32x16 v) { PAGODA_PARTS store(p + PART * i, 
 PAGODA_INLINE f32x16 set16(float x) { f32x16 r; PAGODA_PARTS r.part[i] = set(x); return r; }
 PAGODA_INLINE f32x16 load_half16(const uint16_t* p) { f32x16 r; PAGODA_PARTS r.part[i] = load_half(p + PART * i); return r; }
 PAGODA_INLINE f32x16 load_bfloat16(const uint16_t* p) { f32x16 r; PAGODA_PARTS r.part[i] = load_bfloat(p + PART * i); return r; }
-PAGODA_INLINE void store_half(uint16_t* p, f32x16 v) { PAGODA_PARTS store_half(p + PART * i, v.part[i]); }
 PAGODA_INLINE f32x16 add(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = add(a.part[i], b.part[i]); return a; }
 PAGODA_INLINE f32x16 sub(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = sub(a.part[i], b.part[i]); return a; }
 PAGODA_INLINE f32x16 mul(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = mul(a.part[i], b.part[i]); return a; }
