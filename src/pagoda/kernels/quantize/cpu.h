@@ -21,17 +21,18 @@ PAGODA_INLINE float root_mean_square(const float* x, int n) {
 
 // Moves the outliers among 16 values to the row's list.
 PAGODA_INLINE void take_outliers(f32x16& x, int first_column, float limit, const QuantRows& row) {
+  uint32_t lanes = lanes_above(abs(x), limit);
+  if (lanes == 0) return;
   int n = *row.num_outliers;
   float values[16];
   store(values, x);
-  for (uint32_t lanes = lanes_above(abs(x), limit); lanes != 0 && n < QuantRows::max_outliers(row.cols); lanes &= lanes - 1, n++) {
+  for (; lanes != 0 && n < QuantRows::max_outliers(row.cols); lanes &= lanes - 1, n++) {
     const int lane = __builtin_ctz(lanes);
     row.outlier_cols[n] = first_column + lane;
     row.outlier_values[n] = values[lane];
-    values[lane] = 0.0f;
   }
   *row.num_outliers = n;
-  x = load16(values);
+  for (int i = 0; i < NUM_PARTS; i++) x.part[i] = zero_below(set(limit), abs(x.part[i]), x.part[i]);
 }
 
 inline void quantize_row(const float* x, const QuantRows& rows, int row) {
