@@ -61,17 +61,14 @@ struct Run {
   const int16_t* next_keys;  // of the same run in the next chunk, or some that are in a cache
 };
 
-// Tiles of few queries wait for memory. They ask for a run's values while its keys are multiplied, and for the next
-// chunk's keys while its values are: line by line, as a burst would stall the core.
-constexpr bool prefetches(int rows) { return rows <= 6; }
-
 // Loops over the sums of a tile, unrolled by the front end: only then do compilers keep all of them in registers.
 // Index b counts runs of 16 keys, or of 16 columns, in parts.
 #define PAGODA_EACH(index, count, ...) repeat<(count)>([&](auto index) __attribute__((always_inline)) { __VA_ARGS__; })
 #define PAGODA_EACH_ROW(...) PAGODA_EACH(r, R, __VA_ARGS__)
 #define PAGODA_EACH_PART(...) PAGODA_EACH(b, B * NUM_PARTS, __VA_ARGS__)
 
-// scores[r][16 b ..] = q[r] . keys of run b, for R queries and B runs of 16 keys.
+// scores[r][16 b ..] = q[r] . keys of run b, for R queries and B runs of 16 keys. Meanwhile it asks for the values of
+// these runs, as `value_tile` does for the next keys: line by line, since a burst would stall the core.
 template <int R, int B>
 inline void score_tile(const int16_t* q, const float* q_scale, const Run* runs, int head_dim, float* scores) {
   for (int first = 0; first < head_dim; first += DOT_LENGTH) {
@@ -81,7 +78,7 @@ inline void score_tile(const int16_t* q, const float* q_scale, const Run* runs, 
     for (int d = first; d < last; d += 2) {
       ipart k[B * NUM_PARTS];
       PAGODA_EACH_PART(k[b] = load_ints(runs[b / NUM_PARTS].keys + 16 * d + b % NUM_PARTS * 2 * PART));
-      if constexpr (prefetches(R)) PAGODA_EACH(b, B, __builtin_prefetch(runs[b].values + 16 * d, 0, 2));
+      PAGODA_EACH(b, B, __builtin_prefetch(runs[b].values + 16 * d, 0, 2));
       PAGODA_EACH_ROW(const ipart x = pair(q + r * head_dim + d); PAGODA_EACH_PART(acc[r][b] = dot2(acc[r][b], k[b], x)));
     }
     PAGODA_EACH_PART(
@@ -105,7 +102,7 @@ inline void value_tile(const int16_t* weights, const Run* runs, int num_runs, in
     for (int t = 0; t < 16; t += 2, values += 2 * head_dim) {
       ipart v[B * NUM_PARTS];
       PAGODA_EACH_PART(v[b] = FULL ? load_ints(values + 2 * PART * b) : load_ints_first(values + 2 * PART * b, head_dim - column - PART * b));
-      if constexpr (prefetches(R)) PAGODA_EACH(b, B, __builtin_prefetch(values + 32 * b + to_next, 0, 2));
+      PAGODA_EACH(b, B, __builtin_prefetch(values + 32 * b + to_next, 0, 2));
       PAGODA_EACH_ROW(const ipart w = pair(weights + KEY_CHUNK * r + 16 * run + t); PAGODA_EACH_PART(acc[r][b] = dot2(acc[r][b], v[b], w)));
     }
   }
