@@ -206,21 +206,24 @@ PAGODA_INLINE void store_attention(const float* o, float total, int head_dim, fl
   }
 }
 
-// Chunks [chunk0, chunk1) of the keys of one sequence, for `num_tokens` queries of one KV head.
-// With `partial` null the result goes to `out`; else of each chunk and row (m, l, unit, .., o) goes to `partial`,
-// whose result is unit * o.
-inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* block_table, const float* q, size_t q_stride,
-                   int first_position, int num_tokens, int kv_head, int chunk0, int chunk1, AttentionScratch& scratch,
-                   float* out, size_t out_stride, float* partial) {
-  const int group = s.num_heads / s.num_kv_heads, rows = num_tokens * group, d = s.head_dim, width = round_up(d, 16);
+PAGODA_INLINE void store_partial(float m, float l, float unit, const float* o, int width, float* to) {
+  to[0] = m;
+  to[1] = l;
+  to[2] = unit;
+  std::memcpy(to + 16, o, static_cast<size_t>(width) * 4);
+}
+
+// The tile's chunks of the keys of one sequence, for its queries.
+inline void attend(const AttentionShape& s, const KVLayer& kv, const AttentionTile& tile, AttentionScratch& scratch) {
+  const int group = s.num_heads / s.num_kv_heads, rows = tile.num_tokens * group, d = s.head_dim, width = round_up(d, 16);
+  const auto head_offset = [&](int r) { return static_cast<size_t>((tile.kv_head * group + r % group) * d); };
   for (int r = 0; r < rows; r++)
-    scratch.query_scale[r] = s.scale * to_fixed_point(q + static_cast<size_t>(r / group) * q_stride + static_cast<size_t>((kv_head * group + r % group) * d),
-                                                      d, scratch.queries + r * d);
-  const int last_position = first_position + num_tokens - 1;
+    scratch.query_scale[r] = s.scale * to_fixed_point(tile.queries[r / group].q + head_offset(r), d, scratch.queries + r * d);
+  const int first_position = tile.queries[0].position, last_position = tile.queries[tile.num_tokens - 1].position;
   const auto window_start = [&](int position) { return s.window > 0 && position >= s.window ? position - s.window + 1 : 0; };
   const auto run_at = [&](int position) {
     const int offset = position % s.block_size;
-    const int16_t* head = kv.base + static_cast<size_t>(block_table[position / s.block_size]) * kv.block_stride + s.head_size() * static_cast<size_t>(kv_head);
+    const int16_t* head = kv.base + static_cast<size_t>(tile.block_table[position / s.block_size]) * kv.block_stride + s.head_size() * static_cast<size_t>(tile.kv_head);
     const auto* scales = reinterpret_cast<const float*>(head + 2 * s.head_values());
     const size_t values = static_cast<size_t>(offset) * static_cast<size_t>(d);
     return Run{head + values, head + s.head_values() + values, scales + offset, scales + s.block_size + offset, head + values};
@@ -231,7 +234,7 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
   }
   std::memset(scratch.out, 0, static_cast<size_t>(rows * width) * 4);
 
-  for (int chunk = chunk0; chunk < chunk1; chunk++) {
+  for (int chunk = tile.chunk0; chunk < tile.chunk1; chunk++) {
     const int key0 = chunk * KEY_CHUNK;
     int low = window_start(first_position) - key0, high = last_position + 1 - key0;
     low = low < 0 ? 0 : low / 16 * 16;
@@ -239,7 +242,7 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
     Run runs[KEY_CHUNK / 16];
     int num_runs = 0;
     for (int i = low; i < high; i += 16) runs[num_runs++] = run_at(key0 + i);
-    for (int b = 0; b < num_runs && chunk + 1 < chunk1; b++) {
+    for (int b = 0; b < num_runs && chunk + 1 < tile.chunk1; b++) {
       const int position = key0 + KEY_CHUNK + low + 16 * b;
       if (position <= last_position) runs[b].next_keys = run_at(position).keys;
     }
@@ -252,7 +255,7 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
       chunk_l[r] = unit[r] = 0.0f;
     }
     for (int r = 0; r < rows; r++) {
-      const int position = first_position + r / group;
+      const int position = tile.queries[r / group].position;
       int from = window_start(position) - key0, to = position + 1 - key0;
       from = from < 0 ? 0 : from;
       to = to > KEY_CHUNK ? KEY_CHUNK : to;
@@ -273,39 +276,40 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
                      first, scratch.chunk_out + static_cast<size_t>(r * width), static_cast<size_t>(width));
       first = false;
     }
-    if (partial) {
-      for (int r = 0; r < rows; r++, partial += width + 16) {
-        partial[0] = chunk_m[r];
-        partial[1] = chunk_l[r];
-        partial[2] = unit[r];
-        std::memcpy(partial + 16, scratch.chunk_out + static_cast<size_t>(r * width), static_cast<size_t>(width) * 4);
-      }
+    if (tile.output == AttentionOutput::Chunks) {
+      for (int r = 0; r < rows; r++)
+        store_partial(chunk_m[r], chunk_l[r], unit[r], scratch.chunk_out + r * width, width,
+                      tile.queries[r / group].out + partial_row_size(d) * static_cast<size_t>((chunk - tile.chunk0) * group + r % group));
       continue;
     }
     alignas(64) float keep[MAX_ATTENTION_ROWS], take[MAX_ATTENTION_ROWS];
     for (int r = 0; r < rows; r += 16) join_softmax(scratch.maximum + r, scratch.total + r, chunk_m + r, chunk_l + r, keep + r, take + r);
     for (int r = 0; r < rows; r++) join_result(scratch.out + r * width, scratch.chunk_out + r * width, keep[r], take[r] * unit[r], width);
   }
-  for (int r = 0; r < rows && !partial; r++)
-    store_attention(scratch.out + r * width, scratch.total[r], d, out + static_cast<size_t>(r / group) * out_stride + static_cast<size_t>((kv_head * group + r % group) * d));
+  for (int r = 0; r < rows; r++) {
+    float* to = tile.queries[r / group].out;
+    if (tile.output == AttentionOutput::Result) store_attention(scratch.out + r * width, scratch.total[r], d, to + head_offset(r));
+    if (tile.output == AttentionOutput::Joined)
+      store_partial(scratch.maximum[r], scratch.total[r], 1.0f, scratch.out + r * width, width, to + partial_row_size(d) * static_cast<size_t>(r % group));
+  }
 }
 
-// Joins the chunks of one query token that `attend` left in `partial`: rows [16 + width] of the query heads of
-// `kv_head`, `chunk_size` floats from chunk to chunk.
-inline void merge_partial(const AttentionShape& s, const float* partial, int num_chunks, size_t chunk_size, int kv_head, float* out) {
+// Joins the parts of one query token and KV head, which `attend` left one after the other. The first one is where
+// joining chunk by chunk would have got to.
+inline void merge_partial(const AttentionShape& s, const float* parts, int num_parts, int kv_head, float* out) {
   const int group = s.num_heads / s.num_kv_heads, d = s.head_dim, width = round_up(d, 16);
-  const size_t row = static_cast<size_t>(width + 16);
+  const size_t row = partial_row_size(d);
   alignas(64) float o[MAX_HEAD_DIM];
   for (int r = 0; r < group; r++) {
-    alignas(64) float m[16], l[16], next_m[16], next_l[16], keep[16], take[16];
-    for (int i = 0; i < 16; i++) m[i] = next_m[i] = NOTHING_SEEN, l[i] = next_l[i] = 0.0f;
-    std::memset(o, 0, sizeof o);
-    for (int c = 0; c < num_chunks; c++) {
-      const float* next = partial + row * static_cast<size_t>(r) + chunk_size * static_cast<size_t>(c);
-      next_m[0] = next[0];
-      next_l[0] = next[1];
+    const float* part = parts + row * static_cast<size_t>(r);
+    alignas(64) float m[16] = {part[0]}, l[16] = {part[1]}, next_m[16] = {}, next_l[16] = {}, keep[16], take[16];
+    std::memcpy(o, part + 16, static_cast<size_t>(width) * 4);
+    for (int p = 1; p < num_parts; p++) {
+      part += row * static_cast<size_t>(group);
+      next_m[0] = part[0];
+      next_l[0] = part[1];
       join_softmax(m, l, next_m, next_l, keep, take);
-      join_result(o, next + 16, keep[0], take[0] * next[2], width);
+      join_result(o, part + 16, keep[0], take[0] * part[2], width);
     }
     store_attention(o, l[0], d, out + static_cast<size_t>((kv_head * group + r) * d));
   }

@@ -27,6 +27,26 @@ struct KVLayer {
   size_t block_stride;  // in int16
 };
 
+// What one task attends with: queries of one KV head, over some chunks of keys that one block table leads to.
+struct AttentionQuery {
+  const float* q;  // row of all heads
+  float* out;      // Result: row of all heads. Else the parts of the query heads of this KV head, one after the other
+  int position;
+};
+
+// Result: attention over all keys. Joined: one part, of all chunks. Chunks: a part of each chunk.
+enum class AttentionOutput { Result, Joined, Chunks };
+
+struct AttentionTile {
+  const int32_t* block_table;
+  int num_tokens, kv_head, chunk0, chunk1;
+  AttentionOutput output;
+  AttentionQuery queries[MAX_ATTENTION_ROWS];  // by position, unless all of them see all of the chunks
+};
+
+// A query head's row of a part: its maximum, sum and unit, some room, then a result in that unit.
+inline size_t partial_row_size(int head_dim) { return static_cast<size_t>((head_dim + 15) / 16 * 16 + 16); }
+
 struct AttentionScratch {
   int16_t* queries;  // [MAX_ATTENTION_ROWS][head_dim]
   int16_t* weights;  // [MAX_ATTENTION_ROWS][KEY_CHUNK]
