@@ -30,7 +30,7 @@ struct KVLayer {
 // What one task attends with: queries of one KV head, over some chunks of keys that one block table leads to.
 struct AttentionQuery {
   const float* q;  // row of all heads
-  float* out;      // Result: row of all heads. Else the parts of the query heads of this KV head, one after the other
+  float* out;      // Result: row of all heads. Else a PartialChunk for each part
   int position;
 };
 
@@ -44,16 +44,26 @@ struct AttentionTile {
   AttentionQuery queries[MAX_ATTENTION_ROWS];  // by position, unless all of them see all of the chunks
 };
 
-// A query head's row of a part: its maximum, sum and unit, some room, then a result in that unit.
-inline size_t partial_row_size(int head_dim) { return static_cast<size_t>((head_dim + 15) / 16 * 16 + 16); }
-
 struct AttentionScratch {
   int16_t* queries;  // [MAX_ATTENTION_ROWS][head_dim]
   int16_t* weights;  // [MAX_ATTENTION_ROWS][KEY_CHUNK]
   float* scores;     // [MAX_ATTENTION_ROWS][KEY_CHUNK]
   float* chunk_out;  // [MAX_ATTENTION_ROWS][head_dim rounded up to 16]
   float* out;        // the same
-  alignas(64) float query_scale[MAX_ATTENTION_ROWS], maximum[MAX_ATTENTION_ROWS], total[MAX_ATTENTION_ROWS];
+  alignas(64) float query_scale[MAX_ATTENTION_ROWS], maximum[MAX_ATTENTION_ROWS];
+  alignas(64) float total[MAX_ATTENTION_ROWS][16];  // of probabilities, by lane
+};
+
+// What is kept of some chunks of keys and the query heads of one token and KV head until all chunks are joined, in
+// floats; places of maxima and units are rounded up to 16:
+//   maxima [heads]   units [heads]   totals [heads][16 lanes]   results [heads][width], in units
+struct PartialChunk {
+  size_t heads, width;
+  PartialChunk(int heads, int width) : heads(static_cast<size_t>(heads)), width(static_cast<size_t>(width)) {}
+  size_t units() const { return (heads + 15) / 16 * 16; }
+  size_t totals() const { return 2 * units(); }
+  size_t results() const { return totals() + 16 * heads; }
+  size_t size() const { return results() + width * heads; }
 };
 
 }  // namespace pagoda

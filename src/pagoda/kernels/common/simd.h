@@ -85,6 +85,10 @@ PAGODA_INLINE ipart dot2(ipart sum, ipart a, ipart b) { return _mm512_dpwssd_epi
 PAGODA_INLINE fpart exp2_int(ipart n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
+// x * 2^n, for a normal result; n lies in the low bits of `rounded` = n + 1.5 * 2^23.
+PAGODA_INLINE fpart scale_by_rounded(fpart x, fpart rounded) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(rounded), 23)));
+}
 PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), value);
 }
@@ -175,6 +179,9 @@ PAGODA_INLINE ipart dot2(ipart sum, ipart a, ipart b) { return _mm256_add_epi32(
 #endif
 PAGODA_INLINE fpart exp2_int(ipart n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+PAGODA_INLINE fpart scale_by_rounded(fpart x, fpart rounded) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(rounded), 23)));
 }
 PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
   return _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_GE_OQ), value);
@@ -284,6 +291,16 @@ PAGODA_INLINE fpart exp2_int(ipart n) {
   PAGODA_LANES { const uint32_t bits = static_cast<uint32_t>(n.x[i] + 127) << 23; std::memcpy(&r.x[i], &bits, 4); }
   return r;
 }
+PAGODA_INLINE fpart scale_by_rounded(fpart x, fpart rounded) {
+  PAGODA_LANES {
+    uint32_t bits, n;
+    std::memcpy(&bits, &x.x[i], 4);
+    std::memcpy(&n, &rounded.x[i], 4);
+    bits += n << 23;
+    std::memcpy(&x.x[i], &bits, 4);
+  }
+  return x;
+}
 PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
   PAGODA_LANES value.x[i] = x.x[i] >= limit.x[i] ? value.x[i] : 0.0f;
   return value;
@@ -349,6 +366,20 @@ PAGODA_INLINE fpart exp(fpart x) {
   return zero_below(x, low, mul(p, exp2_int(to_int(n))));
 }
 
+// 2^x for x <= 0, at least 2^-120: 2^n * p(f) with n = round(x), found by adding 1.5 * 2^23, and a minimax polynomial
+// on |f| <= 1/2. Relative error under 2e-7.
+PAGODA_INLINE fpart exp2_of_negative(fpart x) {
+  const fpart magic = set(12582912.0f), clamped = max(x, set(-120.0f)), rounded = add(clamped, magic);
+  const fpart f = sub(clamped, sub(rounded, magic));
+  fpart p = set(1.327647245e-3f);
+  p = fma(p, f, set(9.675540961e-3f));
+  p = fma(p, f, set(5.550713092e-2f));
+  p = fma(p, f, set(2.402212024e-1f));
+  p = fma(p, f, set(6.931469440e-1f));
+  p = fma(p, f, set(1.0f));
+  return scale_by_rounded(p, rounded);
+}
+
 // ---- 16 lanes whatever the machine ----
 
 struct f32x16 {
@@ -369,6 +400,7 @@ PAGODA_INLINE f32x16 max(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = max(a.pa
 PAGODA_INLINE f32x16 min(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = min(a.part[i], b.part[i]); return a; }
 PAGODA_INLINE f32x16 abs(f32x16 a) { PAGODA_PARTS a.part[i] = abs(a.part[i]); return a; }
 PAGODA_INLINE f32x16 exp(f32x16 a) { PAGODA_PARTS a.part[i] = exp(a.part[i]); return a; }
+PAGODA_INLINE f32x16 exp2_of_negative(f32x16 a) { PAGODA_PARTS a.part[i] = exp2_of_negative(a.part[i]); return a; }
 PAGODA_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   PAGODA_PARTS c.part[i] = fma(a.part[i], b.part[i], c.part[i]);
   return c;
