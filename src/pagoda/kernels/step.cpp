@@ -79,7 +79,8 @@ void Model::QuantBuffer::resize(size_t num_rows) {
   q.resize(n);
   scale.resize(n / 32);
   scaled_sum.resize(n / 32);
-  sums.resize(n / 16);
+  offset.resize(n / 32);
+  half_offset.resize(n / 16);
   num_outliers.resize(num_rows);
   outlier_cols.resize(outliers);
   outlier_values.resize(outliers);

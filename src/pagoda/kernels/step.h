@@ -118,10 +118,10 @@ class Model {
     int width = 0;
     std::vector<int8_t> q;
     std::vector<float> scale, scaled_sum, outlier_values;
-    std::vector<int32_t> sums, num_outliers, outlier_cols;
+    std::vector<int32_t> offset, half_offset, num_outliers, outlier_cols;
     void resize(size_t num_rows);
     QuantRows rows() {
-      return {width, q.data(), scale.data(), scaled_sum.data(), sums.data(), num_outliers.data(), outlier_cols.data(), outlier_values.data()};
+      return {width, q.data(), scale.data(), scaled_sum.data(), offset.data(), half_offset.data(), num_outliers.data(), outlier_cols.data(), outlier_values.data()};
     }
   };
   struct Angles {

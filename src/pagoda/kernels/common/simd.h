@@ -121,12 +121,12 @@ constexpr int SUMS_IN_16_BITS = 8;  // no 16-bit sums here: products go straight
 PAGODA_INLINE ipart dot4(ipart sum, bpart w, bpart x, bool first) {
   return _mm512_dpbusd_epi32(first ? _mm512_setzero_si512() : sum, w, x);
 }
-// Signed weights are made unsigned by adding 128; `without_offset` takes 128 times the sum of x off again.
+// Signed weights are made unsigned by adding 128: sums start from -128 times the sum of x.
+constexpr bool DOTS_ARE_INT32 = true, SIGNED_IS_OFFSET = true;
 PAGODA_INLINE ipart dot4_signed(ipart sum, bpart w, bpart x, bool first) {
   return dot4(sum, _mm512_xor_si512(w, _mm512_set1_epi8(-128)), x, first);
 }
 PAGODA_INLINE ipart widen(ipart sum) { return sum; }
-PAGODA_INLINE ipart without_offset(ipart sum, int32_t sum_x) { return isub(sum, iset(128 * sum_x)); }
 
 #elif defined(PAGODA_ISA_AVX2) || defined(PAGODA_ISA_AVX2_VNNI)
 
@@ -220,7 +220,7 @@ PAGODA_INLINE ipart dot4_signed(ipart sum, bpart w, bpart x, bool first) {
   return dot4(sum, _mm256_xor_si256(w, _mm256_set1_epi8(-128)), x, first);
 }
 PAGODA_INLINE ipart widen(ipart sum) { return sum; }
-PAGODA_INLINE ipart without_offset(ipart sum, int32_t sum_x) { return isub(sum, iset(128 * sum_x)); }
+constexpr bool DOTS_ARE_INT32 = true, SIGNED_IS_OFFSET = true;
 #else
 // Without VNNI, pairs of products are summed in int16. With |x| <= 127 this many pairs fit before they have
 // to be widened to int32: all eight of a group for 4-bit weights, one for signed bytes (|w| <= 128).
@@ -235,7 +235,7 @@ PAGODA_INLINE ipart dot4_signed(ipart sum, bpart w, bpart x, bool first) {
   return dot4(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w), first);
 }
 PAGODA_INLINE ipart widen(ipart sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
-PAGODA_INLINE ipart without_offset(ipart sum, int32_t) { return sum; }
+constexpr bool DOTS_ARE_INT32 = false, SIGNED_IS_OFFSET = false;
 #endif
 
 #else  // portable C++
@@ -342,7 +342,7 @@ PAGODA_INLINE ipart dot4_signed(ipart sum, bpart w, bpart x, bool first) {
   return sum;
 }
 PAGODA_INLINE ipart widen(ipart sum) { return sum; }
-PAGODA_INLINE ipart without_offset(ipart sum, int32_t) { return sum; }
+constexpr bool DOTS_ARE_INT32 = true, SIGNED_IS_OFFSET = false;
 #undef PAGODA_LANES
 
 #endif

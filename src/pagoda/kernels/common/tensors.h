@@ -63,7 +63,8 @@ struct QuantRows {
   int8_t* q = nullptr;          // [rows, cols]
   float* scale = nullptr;       // [rows, cols / 32]
   float* scaled_sum = nullptr;  // [rows, cols / 32] scale times the sum of q: pays for minima
-  int32_t* sums = nullptr;      // [rows, cols / 16] sum of q: pays for the offset of signed weights
+  int32_t* offset = nullptr;       // [rows, cols / 32] -128 times the sum of q: pays for signed weights made unsigned
+  int32_t* half_offset = nullptr;  // [rows, cols / 16] -32 times the sum of q in a half-group: for 6-bit weights
   int32_t* num_outliers = nullptr;    // [rows]
   int32_t* outlier_cols = nullptr;    // [rows, max_outliers(cols)]
   float* outlier_values = nullptr;    // [rows, max_outliers(cols)]
@@ -71,7 +72,7 @@ struct QuantRows {
   static constexpr int max_outliers(int cols) { return cols / 16; }
   QuantRows from_row(int row) const {
     const size_t r = static_cast<size_t>(row), n = static_cast<size_t>(cols), most = static_cast<size_t>(max_outliers(cols));
-    return {cols, q + r * n, scale + r * (n / 32), scaled_sum + r * (n / 32), sums + r * (n / 16),
+    return {cols, q + r * n, scale + r * (n / 32), scaled_sum + r * (n / 32), offset + r * (n / 32), half_offset + r * (n / 16),
             num_outliers + r, outlier_cols + r * most, outlier_values + r * most};
   }
 };

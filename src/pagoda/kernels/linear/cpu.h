@@ -6,6 +6,7 @@
 // weight vectors: each is unpacked once, each four bytes of x are broadcast once, and M x NUM_PARTS sums stay
 // in registers.
 #pragma once
+#include <type_traits>
 #include <utility>
 
 #include "../common/kernel_table.h"
@@ -53,9 +54,14 @@ struct Dots {
   ipart sum[NUM_PARTS][M];
 };
 
-// sum over the vectors of Order of W::vector<J> . x, for M rows of x `stride` bytes apart.
-template <class W, int M, int... J>
-PAGODA_INLINE Dots<M> dot_vectors(const uint8_t* group, const int8_t* x, size_t stride, std::integer_sequence<int, J...>) {
+struct FromZero {
+  PAGODA_INLINE ipart operator()(int) const { return iset(0); }
+};
+
+// start(m) + sum over the vectors of Order of W::vector<J> . x, for M rows of x `stride` bytes apart.
+template <class W, int M, class Start, int... J>
+PAGODA_INLINE Dots<M> dot_vectors(const uint8_t* group, const int8_t* x, size_t stride, Start start, std::integer_sequence<int, J...>) {
+  constexpr bool STARTS = !std::is_same_v<Start, FromZero>;
   Dots<M> total;
   ipart run[NUM_PARTS][M];
   int n = 0;  // a constant once unrolled
@@ -70,9 +76,14 @@ PAGODA_INLINE Dots<M> dot_vectors(const uint8_t* group, const int8_t* x, size_t 
       const bpart four = broadcast4(x + static_cast<size_t>(m) * stride + 4 * V);
 #pragma GCC unroll 2
       for (int part = 0; part < NUM_PARTS; part++) {
-        run[part][m] = W::SIGNED ? dot4_signed(run[part][m], w[part], four, n % RUN == 0) : dot4(run[part][m], w[part], four, n % RUN == 0);
-        if (n % RUN == RUN - 1 || n == static_cast<int>(sizeof...(J)) - 1)
-          total.sum[part][m] = n < RUN ? widen(run[part][m]) : iadd(total.sum[part][m], widen(run[part][m]));
+        ipart& r = run[part][m];
+        const bool from_start = STARTS && DOTS_ARE_INT32 && n == 0, first = n % RUN == 0 && !from_start;
+        if (from_start) r = start(m);
+        r = W::SIGNED ? dot4_signed(r, w[part], four, first) : dot4(r, w[part], four, first);
+        if (n % RUN == RUN - 1 || n == static_cast<int>(sizeof...(J)) - 1) {
+          const ipart sum = widen(r);
+          total.sum[part][m] = n >= RUN ? iadd(total.sum[part][m], sum) : STARTS && !DOTS_ARE_INT32 ? iadd(start(m), sum) : sum;
+        }
       }
     }
     n++;
@@ -89,7 +100,8 @@ struct RowsOfX {
   PAGODA_INLINE size_t at(int m, int group) const { return static_cast<size_t>(m) * (stride() / GROUP) + static_cast<size_t>(group); }
   PAGODA_INLINE fpart scale(int m, int group) const { return set(rows.scale[at(m, group)]); }
   PAGODA_INLINE fpart scaled_sum(int m, int group) const { return set(rows.scaled_sum[at(m, group)]); }
-  PAGODA_INLINE int32_t sum(int m, int group, int half) const { return rows.sums[2 * at(m, group) + static_cast<size_t>(half)]; }
+  PAGODA_INLINE ipart offset(int m, int group) const { return iset(rows.offset[at(m, group)]); }
+  PAGODA_INLINE ipart half_offset(int m, int group, int half) const { return iset(rows.half_offset[2 * at(m, group) + static_cast<size_t>(half)]); }
 };
 
 template <int M>
@@ -140,7 +152,7 @@ struct Legacy {  // Q4 and Q5: a scale and a minimum in f16 for each group
   template <int M>
   static PAGODA_INLINE void add_group(const uint8_t* group, int, const RowsOfX& x, int index, Sums<M>& sums) {
     const auto* halves = reinterpret_cast<const uint16_t*>(group + (FIVE ? 320 : 256));
-    const Dots<M> dots = dot_vectors<Legacy, M>(group, x.q(index), x.stride(), PairedOrder{});
+    const Dots<M> dots = dot_vectors<Legacy, M>(group, x.q(index), x.stride(), FromZero{}, PairedOrder{});
     add_with_minimum<M>(
         sums, dots, [&](int part) { return load_half(halves + PART * part); }, [&](int part) { return load_half(halves + 16 + PART * part); }, x,
         index);
@@ -162,15 +174,15 @@ struct Q8 {
   template <int M>
   static PAGODA_INLINE void add_group(const uint8_t* group, int, const RowsOfX& x, int index, Sums<M>& sums) {
     const auto* halves = reinterpret_cast<const uint16_t*>(group + 512);
-    const Dots<M> dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), PairedOrder{});
+    const auto offset = [&](int m) __attribute__((always_inline)) { return x.offset(m, index); };
+    Dots<M> dots;
+    if constexpr (SIGNED_IS_OFFSET) dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), offset, PairedOrder{});
+    else dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), FromZero{}, PairedOrder{});
 #pragma GCC unroll 2
     for (int part = 0; part < NUM_PARTS; part++) {
       const fpart scale = load_half(halves + PART * part);
 #pragma GCC unroll 8
-      for (int m = 0; m < M; m++) {
-        const ipart dot = without_offset(dots.sum[part][m], x.sum(m, index, 0) + x.sum(m, index, 1));
-        sums.sum[part][m] = fma(mul(to_float(dot), scale), x.scale(m, index), sums.sum[part][m]);
-      }
+      for (int m = 0; m < M; m++) sums.sum[part][m] = fma(mul(to_float(dots.sum[part][m]), scale), x.scale(m, index), sums.sum[part][m]);
     }
   }
   static PAGODA_INLINE fpart column(const uint8_t* group, int, int k, int part) {
@@ -195,7 +207,7 @@ struct SuperWithMinimum {  // Q4K and Q5K: six-bit scales and minima times two f
     const auto* halves = reinterpret_cast<const uint16_t*>(super);
     const uint8_t* group = super + 64 + (288 + BITS_BYTES) * g;
     const uint8_t* scales = group + 256 + BITS_BYTES;
-    const Dots<M> dots = dot_vectors<SuperWithMinimum, M>(group, x.q(index), x.stride(), PairedOrder{});
+    const Dots<M> dots = dot_vectors<SuperWithMinimum, M>(group, x.q(index), x.stride(), FromZero{}, PairedOrder{});
     add_with_minimum<M>(
         sums, dots, [&](int part) { return mul(load_half(halves + PART * part), load_u8(scales + PART * part)); },
         [&](int part) { return sub(set(0.0f), mul(load_half(halves + 16 + PART * part), load_u8(scales + 16 + PART * part))); }, x, index);
@@ -211,7 +223,7 @@ struct SuperWithMinimum {  // Q4K and Q5K: six-bit scales and minima times two f
   }
 };
 
-// Two signed scales a group; the offset of 32 is taken off in integers, so a half-group stays exact.
+// Two signed scales a group. Quants are 32 too large, which sums make up for from the start.
 struct Q6K {
   static constexpr Format format = Format::Q6K;
   static constexpr bool SIGNED = false;
@@ -225,23 +237,23 @@ struct Q6K {
     const auto* halves = reinterpret_cast<const uint16_t*>(super);
     const uint8_t* group = super + 32 + 416 * g;
     const auto* scales = reinterpret_cast<const int8_t*>(group + 384);
-    const Dots<M> first = dot_vectors<Q6K, M>(group, x.q(i), x.stride(), FirstHalf{});
+    const auto first_offset = [&](int m) __attribute__((always_inline)) { return x.half_offset(m, i, 0); };
+    const auto second_offset = [&](int m) __attribute__((always_inline)) { return x.half_offset(m, i, 1); };
+    const Dots<M> first = dot_vectors<Q6K, M>(group, x.q(i), x.stride(), first_offset, FirstHalf{});
     fpart scaled[NUM_PARTS][M];
 #pragma GCC unroll 2
     for (int part = 0; part < NUM_PARTS; part++) {
       const fpart scale = mul(load_half(halves + PART * part), load_i8(scales + PART * part));
 #pragma GCC unroll 8
-      for (int m = 0; m < M; m++) scaled[part][m] = mul(to_float(isub(first.sum[part][m], iset(32 * x.sum(m, i, 0)))), scale);
+      for (int m = 0; m < M; m++) scaled[part][m] = mul(to_float(first.sum[part][m]), scale);
     }
-    const Dots<M> second = dot_vectors<Q6K, M>(group, x.q(i), x.stride(), SecondHalf{});
+    const Dots<M> second = dot_vectors<Q6K, M>(group, x.q(i), x.stride(), second_offset, SecondHalf{});
 #pragma GCC unroll 2
     for (int part = 0; part < NUM_PARTS; part++) {
       const fpart scale = mul(load_half(halves + PART * part), load_i8(scales + 16 + PART * part));
 #pragma GCC unroll 8
-      for (int m = 0; m < M; m++) {
-        const fpart dot = to_float(isub(second.sum[part][m], iset(32 * x.sum(m, i, 1))));
-        sums.sum[part][m] = fma(fma(dot, scale, scaled[part][m]), x.scale(m, i), sums.sum[part][m]);
-      }
+      for (int m = 0; m < M; m++)
+        sums.sum[part][m] = fma(fma(to_float(second.sum[part][m]), scale, scaled[part][m]), x.scale(m, i), sums.sum[part][m]);
     }
   }
   static PAGODA_INLINE fpart column(const uint8_t* super, int g, int k, int part) {

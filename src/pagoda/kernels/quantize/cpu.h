@@ -48,9 +48,15 @@ inline void quantize_row(const float* x, const QuantRows& rows, int row) {
     }
     const f32x16 inverse = set16(largest > 0.0f ? 127.0f / largest : 0.0f);
     r.scale[g] = largest / 127.0f;
-    store_group(r.q + GROUP * g, to_int(mul(low, inverse)), to_int(mul(high, inverse)), r.sums + 2 * g);
+    store_group(r.q + GROUP * g, to_int(mul(low, inverse)), to_int(mul(high, inverse)), r.half_offset + 2 * g);
   }
-  for (int g = 0; g < r.cols / GROUP; g++) r.scaled_sum[g] = r.scale[g] * static_cast<float>(r.sums[2 * g] + r.sums[2 * g + 1]);
+  for (int g = 0; g < r.cols / GROUP; g++) {  // store_group left sums
+    int32_t* halves = r.half_offset + 2 * g;
+    const int32_t sum = halves[0] + halves[1];
+    r.scaled_sum[g] = r.scale[g] * static_cast<float>(sum);
+    r.offset[g] = -128 * sum;
+    for (int half = 0; half < 2; half++) halves[half] *= -32;
+  }
 }
 
 }  // namespace PAGODA_ISA
