@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from pagoda.backends.cpu import CPUModel
 from pagoda.config import CacheConfig, SchedulerConfig
 from pagoda.core.invariants import check_state
 from pagoda.core.scheduler import Scheduler
@@ -266,6 +267,42 @@ def test_forked_choices_equal_requests_of_their_own(
         alone = run(make_engine(runner, caching=False), {"x": (prompt(6, length), own)})["x"].outputs[0]
         assert choice.token_ids == alone.token_ids
         assert backend != "cpu" or choice.logprobs == alone.logprobs
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_choices_that_read_their_prompt_together_equal_requests_of_their_own(
+    name: str, num_threads: int
+) -> None:
+    """Attention reads the blocks of a common prefix once for all; a request with another tail joins them."""
+    runner = model_runner("cpu", name, num_threads)
+    native = cast("CPUModel", runner.model).native
+    ids = prompt(6, 300)
+    params = SamplingParams(n=4, temperature=1.1, seed=7, max_tokens=10, logprobs=0, ignore_eos=True)
+    tail = ([*ids[:280], *prompt(7, 25)], SamplingParams(temperature=0, max_tokens=30, logprobs=0))
+    native.set_prefix_sharing("always")
+    try:
+        engine = make_engine(runner, max_model_len=512)
+        engine.add_request("tail", *tail)
+        engine.add_request("choices", ids, params)
+        outputs, num_shared_tiles = {}, 0
+        while engine.has_unfinished:
+            outputs |= {o.request_id: o for o in engine.step() if o.finished}
+            num_shared_tiles += sum(native.num_shared_tiles)
+    finally:
+        native.set_prefix_sharing("auto")
+    assert (num_shared_tiles > 0) == (name != "llama-window")  # its window is shorter than a chunk of keys
+    own: Requests = {"tail": tail} | {
+        str(i): (ids, replace(params, n=1, seed=choice_seed(7, i))) for i in range(4)
+    }
+    for request_id, request in own.items():
+        alone = run(make_engine(runner, caching=False, max_model_len=512), {"x": request})["x"].outputs[0]
+        choice = (
+            outputs["tail"].outputs[0]
+            if request_id == "tail"
+            else outputs["choices"].outputs[int(request_id)]
+        )
+        assert (choice.token_ids, choice.logprobs) == (alone.token_ids, alone.logprobs)
 
 
 @each_model

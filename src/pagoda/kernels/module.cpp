@@ -161,6 +161,12 @@ NB_MODULE(_native, m) {
            })
       .def("take_profile", &Model::take_profile)
       .def("set_profile", &Model::set_profile)
+      .def("set_prefix_sharing",
+           [](Model& self, const std::string& sharing) {
+             if (sharing != "never" && sharing != "auto" && sharing != "always") throw std::invalid_argument("unknown sharing '" + sharing + "'");
+             self.set_prefix_sharing(sharing == "never" ? PrefixSharing::Never : sharing == "auto" ? PrefixSharing::WhereItPays : PrefixSharing::Always);
+           })
+      .def_prop_ro("num_shared_tiles", &Model::num_shared_tiles)
       .def_prop_ro("kv_bytes_resident", &Model::kv_bytes_resident)
       .def_prop_ro("weight_bytes", &Model::weight_bytes)
       .def_prop_ro("num_threads", &Model::num_threads)

@@ -109,16 +109,11 @@ int Model::add_layer(int group, int index_in_group, int num_heads, float scale, 
   const Group& g = groups_[at(group)];
   if (num_heads / g.num_kv_heads > MAX_ATTENTION_ROWS) throw std::invalid_argument("too many query heads for one KV head");
   LayerSpec layer{group, index_in_group, {num_heads, g.num_kv_heads, g.head_dim, g.block_size, scale, softcap, window}};
-  int plan = 0;
-  while (plan < static_cast<int>(plans_.size()) && (plans_[at(plan)].group != group || plans_[at(plan)].window != window)) plan++;
-  if (plan == static_cast<int>(plans_.size())) {
-    AttentionPlan p;
-    p.group = group;
-    p.window = window;
-    plans_.push_back(std::move(p));
-  }
+  size_t plan = 0;
+  while (plan < plans_.size() && !plans_[plan].fits(group, layer.shape)) plan++;
+  if (plan == plans_.size()) plans_.emplace_back(group, layer.shape);
   layers_.push_back(layer);
-  plan_of_layer_.push_back(plan);
+  plan_of_layer_.push_back(static_cast<int>(plan));
   return static_cast<int>(layers_.size()) - 1;
 }
 
@@ -206,45 +201,20 @@ int choose_rows_per_block(int num_rows, int num_threads) {
 
 }  // namespace
 
-// A query tile holds as many tokens as fit MAX_ATTENTION_ROWS. One with a long context is split over key chunks
-// when there are too few tasks to keep the threads busy.
-void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const AttentionShape& shape) {
-  const int group = shape.num_heads / shape.num_kv_heads, tile = std::max(1, std::min(16, MAX_ATTENTION_ROWS / group));
-  const auto first_chunk = [&](int position) {
-    return shape.window > 0 && position >= shape.window ? (position - shape.window + 1) / KEY_CHUNK : 0;
-  };
-  long chunks_in_all = 0;
-  for (int r = 0; r < batch.num_requests; r++) {
-    const int last = batch.seq_lens[r] - 1, tokens = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
-    chunks_in_all += static_cast<long>(ceil_div(tokens, tile)) * (last / KEY_CHUNK - first_chunk(last) + 1) * shape.num_kv_heads;
-  }
-  const int chunks_per_task = static_cast<int>(std::max(1L, chunks_in_all / (pool_.num_threads() * TASKS_PER_THREAD)));
-  plan.tasks.assign(at(pool_.num_threads()), {});
+void Model::plan_attention(const BatchView& batch) {
   const int row_block = rows_per_block_ ? rows_per_block_ : std::max(1, ceil_div(batch.num_tokens, pool_.num_threads()));
-  size_t turn = 0;  // of threads, where a token's tasks are split
-  plan.parts_of_token.assign(at(batch.num_tokens), {});
-  plan.partial_size = 0;
-  for (int r = 0; r < batch.num_requests; r++) {
-    const int begin = batch.query_start_loc[r], end = batch.query_start_loc[r + 1], start = batch.seq_lens[r] - (end - begin);
-    for (int token = begin; token < end; token += tile) {
-      const int n = std::min(tile, end - token), first = start + token - begin;
-      const int chunk0 = first_chunk(first), chunk1 = (first + n - 1) / KEY_CHUNK + 1;
-      if (pool_.num_threads() == 1 || chunk1 - chunk0 <= chunks_per_task) {
-        auto& tasks = plan.tasks[at(token / row_block % pool_.num_threads())];
-        for (int h = 0; h < shape.num_kv_heads; h++) tasks.push_back({r, token, n, h, chunk0, chunk1, -1});
-        continue;
-      }
-      const size_t chunk_size = PartialChunk(n * group, round_up(shape.head_dim, 16)).size(), head_size = chunk_size * at(chunk1 - chunk0);
-      for (int i = 0; i < n; i++) plan.parts_of_token[at(token + i)] = {chunk1 - chunk0, n * group, i * group, plan.partial_size, head_size};
-      for (int h = 0; h < shape.num_kv_heads; h++) {
-        for (int c = chunk0; c < chunk1; c += chunks_per_task)
-          plan.tasks[turn++ % plan.tasks.size()].push_back({r, token, n, h, c, std::min(c + chunks_per_task, chunk1),
-                                                            static_cast<ptrdiff_t>(plan.partial_size + chunk_size * at(c - chunk0))});
-        plan.partial_size += head_size;
-      }
-    }
+  size_t partial_size = 0;
+  for (AttentionPlan& plan : plans_) {
+    plan.make(batch, pool_.num_threads(), row_block, prefix_sharing_);
+    partial_size = std::max(partial_size, plan.partial_size());
   }
-  if (partial_.size() < plan.partial_size) partial_.resize(plan.partial_size);
+  if (partial_.size() < partial_size) partial_.resize(partial_size);
+}
+
+std::vector<int> Model::num_shared_tiles() const {
+  std::vector<int> counts;
+  for (const AttentionPlan& plan : plans_) counts.push_back(plan.num_shared_tiles());
+  return counts;
 }
 
 void Model::plan_stage(Stage& stage, const BatchView& batch) {
@@ -260,7 +230,7 @@ static int first_task(int num_tasks, int owner, int threads) { return num_tasks 
 
 int Model::num_tasks(const Stage& stage, int owner) const {
   if (stage.num_rows == 0) return 0;
-  if (stage.kind == Stage::Attention) return static_cast<int>(plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(owner)].size());
+  if (stage.kind == Stage::Attention) return static_cast<int>(plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks(owner).size());
   const int count = stage.kind == Stage::Experts ? stage.num_tasks
                     : stage.kind == Stage::Row   ? ceil_div(stage.num_rows, stage.rows_per_task)
                                                  : ceil_div(stage.num_panels, stage.panels_per_task);
@@ -270,12 +240,7 @@ int Model::num_tasks(const Stage& stage, int owner) const {
 const float* Model::forward(const BatchView& batch) {
   ensure_capacity(batch.num_tokens, batch.num_logits_rows);
   rows_per_block_ = choose_rows_per_block(batch.num_tokens, pool_.num_threads());
-  std::vector<bool> planned(plans_.size(), false);
-  for (size_t i = 0; i < layers_.size(); i++) {
-    const size_t plan = at(plan_of_layer_[i]);
-    if (!planned[plan]) plan_attention(batch, plans_[plan], layers_[i].shape);
-    planned[plan] = true;
-  }
+  plan_attention(batch);
   for (size_t g = 0; g < groups_.size(); g++)
     for (int t = 0; t < batch.num_tokens; t++) groups_[g].touched[at(batch.slot_mapping[g][t] / groups_[g].block_size)] = 1;
   for (size_t i = 0; i < stages_.size(); i++) {
@@ -340,7 +305,7 @@ void Model::run_block(size_t first_stage, size_t last_stage, int block, int thre
 void Model::run_task(const Stage& stage, int owner, int task, int thread, const BatchView& batch) {
   const int threads = pool_.num_threads();
   if (stage.kind == Stage::Attention)
-    return run_attention(stage, plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks[at(owner)][at(task)], thread, batch);
+    return run_attention(stage, plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks(owner)[at(task)], thread, batch);
   if (stage.kind == Stage::Row) {
     const int begin = (first_task(ceil_div(stage.num_rows, stage.rows_per_task), owner, threads) + task) * stage.rows_per_task;
     return run_rows(stage, begin, std::min(stage.num_rows, begin + stage.rows_per_task), batch);
@@ -414,10 +379,9 @@ void Model::run_row_op(const RowOp& op, int row, const BatchView& batch) {
     case RowOp::MergeAttention: {
       const LayerSpec& layer = layers_[at(op.layer)];
       const AttentionPlan& plan = plans_[at(plan_of_layer_[at(op.layer)])];
-      const TokenParts& parts = plan.parts_of_token[at(row)];
-      for (int h = 0; h < layer.shape.num_kv_heads && parts.num_chunks > 0; h++)
-        kernels_->merge_partial(layer.shape, partial_.data() + parts.offset + parts.head_size * at(h), parts.num_chunks, parts.tile_rows,
-                                parts.first_row, h,
+      const TokenParts& parts = plan.parts_of(row);
+      for (int h = 0; h < layer.shape.num_kv_heads && parts.num_parts > 0; h++)
+        kernels_->merge_partial(layer.shape, partial_.data() + parts.offset + plan.part_size() * at(parts.num_parts * h), parts.num_parts, h,
                                 buffer(op.out).row(row));
       return;
     }
@@ -443,14 +407,24 @@ void Model::run_linear(const Stage& stage, int row0, int row1, int first, int la
   }
 }
 
-void Model::run_attention(const Stage& stage, const AttentionTask& t, int thread, const BatchView& batch) {
+void Model::run_attention(const Stage& stage, const AttentionTask& task, int thread, const BatchView& batch) {
   const LayerSpec& layer = layers_[at(stage.attention.layer)];
+  const AttentionPlan& plan = plans_[at(plan_of_layer_[at(stage.attention.layer)])];
   Buffer& q = buffers_[at(stage.attention.q)];
   Buffer& out = buffers_[at(stage.attention.out)];
-  const size_t g = at(layer.group);
-  kernels_->attend(layer.shape, kv_layer(layer), batch.block_tables[g] + batch.block_table_strides[g] * at(t.request), q.row(t.first_token),
-                   q.stride, batch.positions[t.first_token], t.num_tokens, t.kv_head, t.chunk0, t.chunk1, scratch_[at(thread)],
-                   out.row(t.first_token), out.stride, t.partial < 0 ? nullptr : partial_.data() + t.partial);
+  AttentionTile tile;
+  tile.block_table = batch.block_table(layer.group, task.request);
+  tile.num_tokens = task.num_tokens;
+  tile.kv_head = task.kv_head;
+  tile.chunk0 = task.chunk0;
+  tile.chunk1 = task.chunk1;
+  tile.output = task.output;
+  for (int i = 0; i < task.num_tokens; i++) {
+    const int token = plan.tokens(task)[i];
+    tile.queries[i] = {q.row(token), task.output == AttentionOutput::Result ? out.row(token) : partial_.data() + plan.part_offset(task, token),
+                       batch.positions[token]};
+  }
+  kernels_->attend(layer.shape, kv_layer(layer), tile, scratch_[at(thread)]);
 }
 
 void Model::sample(const SampleArgs& args, int num_rows) {

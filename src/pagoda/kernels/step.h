@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "arena.h"
+#include "attention/plan.h"
+#include "common/batch_view.h"
 #include "common/kernel_table.h"
 #include "common/thread_pool.h"
 #include "experts/state.h"
@@ -60,14 +62,6 @@ struct LayerSpec {
   AttentionShape shape;
 };
 
-// The arrays of one step; see runtime/forward_batch.py.
-struct BatchView {
-  int num_tokens, num_requests, num_logits_rows;
-  const int32_t *token_ids, *positions, *query_start_loc, *seq_lens, *logits_rows;
-  std::vector<const int32_t*> block_tables, slot_mapping;  // by layer group
-  std::vector<size_t> block_table_strides;
-};
-
 class Model {
  public:
   Model(const Kernels* kernels, int num_threads);
@@ -109,6 +103,9 @@ class Model {
   // Seconds spent by stage kind and the number of steps, since the last call.
   std::vector<std::pair<std::string, double>> take_profile();
   void set_profile(bool on) { profile_ = on; }
+  // For tests and benchmarks, which compare; then tiles of several requests in the last step, of layers of each span.
+  void set_prefix_sharing(PrefixSharing sharing) { prefix_sharing_ = sharing; }
+  std::vector<int> num_shared_tiles() const;
 
  private:
   struct Buffer {
@@ -138,26 +135,9 @@ class Model {
     Mapping memory;
     std::vector<uint8_t> touched;
   };
-  struct AttentionTask {
-    int request, first_token, num_tokens, kv_head, chunk0, chunk1;
-    ptrdiff_t partial;  // offset of this task's partial results, or -1
-  };
-  // Where the partial results of a token's tile lie: for each KV head, a PartialChunk for each chunk.
-  struct TokenParts {
-    int num_chunks = 0;  // 0: its tile is not split
-    int tile_rows = 0, first_row = 0;
-    size_t offset = 0, head_size = 0;
-  };
-  // How one step's attention is cut up. Layers of the same span and shape share a plan.
-  struct AttentionPlan {
-    int group, window;
-    std::vector<std::vector<AttentionTask>> tasks;  // of each thread
-    std::vector<TokenParts> parts_of_token;
-    size_t partial_size = 0;
-  };
 
   void ensure_capacity(int num_rows, int num_logits_rows);
-  void plan_attention(const BatchView& batch, AttentionPlan& plan, const AttentionShape& shape);
+  void plan_attention(const BatchView& batch);
   void plan_stage(Stage& stage, const BatchView& batch);
   void run_stages(int thread, const BatchView& batch);
   int num_tasks(const Stage& stage, int owner) const;
@@ -208,6 +188,7 @@ class Model {
   QuantBuffer expert_x_, expert_hidden_;
   int capacity_ = 0, logits_capacity_ = 0, logits_buffer_ = -1;
   std::vector<bool> buffer_on_logits_;
+  PrefixSharing prefix_sharing_ = PrefixSharing::WhereItPays;
   bool profile_ = false;
   double profile_s_[5] = {};  // of thread 0: rows, linear, attention, head, waiting for the others
   long profile_steps_ = 0;

@@ -30,13 +30,17 @@ class AttentionInputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """`requests` lists (tokens already in the cache, tokens of this step) of each request."""
+    """`requests` lists (tokens already in the cache, tokens of this step) of each request.
+
+    The first `num_shared` positions of every request lie in the same blocks.
+    """
 
     requests: tuple[tuple[int, int], ...]
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 64
     block_size: int = 16
+    num_shared: int = 0
     window: int | None = None
     softcap: float | None = None
     query_scale: float = 2.0  # size of q: larger makes the softmax sharper
@@ -44,6 +48,10 @@ class AttentionCase:
     # native code also rounds probabilities, to 12 bits of the largest of 128 keys, which shows where values
     # of many keys average out.
     tolerance: float = 2e-3
+
+    def __post_init__(self) -> None:
+        if self.num_shared % self.block_size or self.num_shared > min(start for start, _ in self.requests):
+            raise ValueError(f"num_shared is {self.num_shared}; it must be whole blocks of every cache")
 
     @property
     def num_visible(self) -> int:
@@ -57,10 +65,12 @@ class AttentionCase:
 
     @property
     def num_bytes(self) -> int:
-        """Keys and values in 16 bits read once a request, queries read and results written once."""
+        """Keys and values in 16 bits, shared ones once, others once a request; queries and results once."""
         num_rows = sum(n for _, n in self.requests)
-        num_keys = sum(
-            start + n - (max(0, start - self.window + 1) if self.window else 0) for start, n in self.requests
+        firsts = [max(0, start - self.window + 1) if self.window else 0 for start, _ in self.requests]
+        num_keys = max(0, self.num_shared - min(firsts)) + sum(
+            start + n - max(first, self.num_shared)
+            for (start, n), first in zip(self.requests, firsts, strict=True)
         )
         kv = 2 * 2 * num_keys * self.num_kv_heads * self.head_dim
         return kv + 2 * 4 * num_rows * self.num_heads * self.head_dim
@@ -88,6 +98,7 @@ class AttentionCase:
         for r, (start, num_own) in enumerate(zip(starts.tolist(), blocks_of.tolist(), strict=True)):
             table[r, :num_own] = order[taken : taken + num_own]
             taken += num_own
+            table[r, : self.num_shared // self.block_size] = order[: self.num_shared // self.block_size]
             first = 0 if self.window is None else max(0, start - self.window + 1)
             first_block = first // self.block_size
             table[r, :first_block] = -1
@@ -142,6 +153,14 @@ CASES: tuple[AttentionCase, ...] = (
     AttentionCase(((0, 70), (100, 33)), softcap=5.0, window=20),
     # A softmax so sharp that one position takes almost everything.
     AttentionCase(_MIXED, query_scale=15.0),
+    # A prefix that requests share, single tokens beside chunks; with a window that hides some of it.
+    *(
+        AttentionCase(
+            ((700, 1), (701, 40), (660, 1), (767, 2), (767, 1)), h, kv, num_shared=656, window=window
+        )
+        for h, kv in ((4, 4), (9, 3), (14, 2))
+        for window in (None, 700)
+    ),
     # Decode far into a context, alone and in company.
     AttentionCase(((4095, 1),), num_heads=9, num_kv_heads=3),
     AttentionCase(tuple((37 * i, 1) for i in range(32)), num_heads=9, num_kv_heads=3),
@@ -169,4 +188,7 @@ STEP_CASES: tuple[AttentionCase, ...] = tuple(
         ((1536, 512),),
         ((3584, 512),),
     )
+) + tuple(
+    AttentionCase(((1419, 1),) * 32, **heads, num_shared=1344)
+    for heads in (_heads(9, 3, 64), _heads(14, 2, 64), _heads(4, 1, 256))
 )

@@ -65,17 +65,14 @@ struct Run {
   const int16_t* next_keys;  // of the same run in the next chunk, or some that are in a cache
 };
 
-// Tiles of few queries wait for memory. They ask for a run's values while its keys are multiplied, and for the next
-// chunk's keys while its values are: line by line, as a burst would stall the core.
-constexpr bool prefetches(int rows) { return rows <= 6; }
-
 // Loops over the sums of a tile, unrolled by the front end: only then do compilers keep all of them in registers.
 // Index b counts runs of 16 keys, or of 16 columns, in parts.
 #define PAGODA_EACH(index, count, ...) repeat<(count)>([&](auto index) __attribute__((always_inline)) { __VA_ARGS__; })
 #define PAGODA_EACH_ROW(...) PAGODA_EACH(r, R, __VA_ARGS__)
 #define PAGODA_EACH_PART(...) PAGODA_EACH(b, B * NUM_PARTS, __VA_ARGS__)
 
-// scores[r][16 b ..] = q[r] . keys of run b, for R queries and B runs of 16 keys.
+// scores[r][16 b ..] = q[r] . keys of run b, for R queries and B runs of 16 keys. Meanwhile it asks for the values of
+// these runs, as `value_tile` does for the next keys: line by line, since a burst would stall the core.
 template <int R, int B>
 inline void score_tile(const int16_t* q, const float* q_scale, const Run* runs, int head_dim, float* scores) {
   for (int first = 0; first < head_dim; first += DOT_LENGTH) {
@@ -85,7 +82,7 @@ inline void score_tile(const int16_t* q, const float* q_scale, const Run* runs, 
     for (int d = first; d < last; d += 2) {
       ipart k[B * NUM_PARTS];
       PAGODA_EACH_PART(k[b] = load_ints(runs[b / NUM_PARTS].keys + 16 * d + b % NUM_PARTS * 2 * PART));
-      if constexpr (prefetches(R)) PAGODA_EACH(b, B, __builtin_prefetch(runs[b].values + 16 * d, 0, 2));
+      PAGODA_EACH(b, B, __builtin_prefetch(runs[b].values + 16 * d, 0, 2));
       PAGODA_EACH_ROW(const ipart x = pair(q + r * head_dim + d); PAGODA_EACH_PART(acc[r][b] = dot2(acc[r][b], k[b], x)));
     }
     PAGODA_EACH_PART(
@@ -109,7 +106,7 @@ inline void value_tile(const int16_t* weights, const Run* runs, int num_runs, in
     for (int t = 0; t < 16; t += 2, values += 2 * head_dim) {
       ipart v[B * NUM_PARTS];
       PAGODA_EACH_PART(v[b] = FULL ? load_ints(values + 2 * PART * b) : load_ints_first(values + 2 * PART * b, head_dim - column - PART * b));
-      if constexpr (prefetches(R)) PAGODA_EACH(b, B, __builtin_prefetch(values + 32 * b + to_next, 0, 2));
+      PAGODA_EACH(b, B, __builtin_prefetch(values + 32 * b + to_next, 0, 2));
       PAGODA_EACH_ROW(const ipart w = pair(weights + KEY_CHUNK * r + 16 * run + t); PAGODA_EACH_PART(acc[r][b] = dot2(acc[r][b], v[b], w)));
     }
   }
@@ -223,20 +220,27 @@ PAGODA_INLINE void store_attention(const float* o, const float* total, int head_
   }
 }
 
-// Chunks [chunk0, chunk1) of the keys of one sequence, for `num_tokens` queries of one KV head.
-// With `partial` null the result goes to `out`; else what `merge_partial` joins goes to `partial`, chunk after chunk.
-inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* block_table, const float* q, size_t q_stride,
-                   int first_position, int num_tokens, int kv_head, int chunk0, int chunk1, AttentionScratch& scratch,
-                   float* out, size_t out_stride, float* partial) {
-  const int group = s.num_heads / s.num_kv_heads, rows = num_tokens * group, d = s.head_dim, width = round_up(d, 16);
+// Keeps one query head's row of a part.
+PAGODA_INLINE void store_partial(const PartialChunk& layout, int head, float m, float unit, const float* total, const float* o, float* part) {
+  const size_t h = static_cast<size_t>(head);
+  part[h] = m;
+  part[layout.units() + h] = unit;
+  std::memcpy(part + layout.totals() + 16 * h, total, 16 * sizeof(float));
+  std::memcpy(part + layout.results() + layout.width * h, o, layout.width * sizeof(float));
+}
+
+// The tile's chunks of the keys of one sequence, for its queries.
+inline void attend(const AttentionShape& s, const KVLayer& kv, const AttentionTile& tile, AttentionScratch& scratch) {
+  const int group = s.num_heads / s.num_kv_heads, rows = tile.num_tokens * group, d = s.head_dim, width = round_up(d, 16);
+  const PartialChunk layout(group, width);
+  const auto head_offset = [&](int r) { return static_cast<size_t>((tile.kv_head * group + r % group) * d); };
   for (int r = 0; r < rows; r++)
-    scratch.query_scale[r] = s.scale * LOG2_E * to_fixed_point(q + static_cast<size_t>(r / group) * q_stride + static_cast<size_t>((kv_head * group + r % group) * d),
-                                                      d, scratch.queries + r * d);
-  const int last_position = first_position + num_tokens - 1;
+    scratch.query_scale[r] = s.scale * LOG2_E * to_fixed_point(tile.queries[r / group].q + head_offset(r), d, scratch.queries + r * d);
+  const int first_position = tile.queries[0].position, last_position = tile.queries[tile.num_tokens - 1].position;
   const auto window_start = [&](int position) { return s.window > 0 && position >= s.window ? position - s.window + 1 : 0; };
   const auto run_at = [&](int position) {
     const int offset = position % s.block_size;
-    const int16_t* head = kv.base + static_cast<size_t>(block_table[position / s.block_size]) * kv.block_stride + s.head_size() * static_cast<size_t>(kv_head);
+    const int16_t* head = kv.base + static_cast<size_t>(tile.block_table[position / s.block_size]) * kv.block_stride + s.head_size() * static_cast<size_t>(tile.kv_head);
     const auto* scales = reinterpret_cast<const float*>(head + 2 * s.head_values());
     const size_t values = static_cast<size_t>(offset) * static_cast<size_t>(d);
     return Run{head + values, head + s.head_values() + values, scales + offset, scales + s.block_size + offset, head + values};
@@ -245,7 +249,7 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
   std::memset(scratch.total, 0, sizeof scratch.total);
   std::memset(scratch.out, 0, static_cast<size_t>(rows * width) * 4);
 
-  for (int chunk = chunk0; chunk < chunk1; chunk++) {
+  for (int chunk = tile.chunk0; chunk < tile.chunk1; chunk++) {
     const int key0 = chunk * KEY_CHUNK;
     int low = window_start(first_position) - key0, high = last_position + 1 - key0;
     low = low < 0 ? 0 : low / 16 * 16;
@@ -253,7 +257,7 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
     Run runs[KEY_CHUNK / 16];
     int num_runs = 0;
     for (int i = low; i < high; i += 16) runs[num_runs++] = run_at(key0 + i);
-    for (int b = 0; b < num_runs && chunk + 1 < chunk1; b++) {
+    for (int b = 0; b < num_runs && chunk + 1 < tile.chunk1; b++) {
       const int position = key0 + KEY_CHUNK + low + 16 * b;
       if (position <= last_position) runs[b].next_keys = run_at(position).keys;
     }
@@ -263,7 +267,7 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
     alignas(64) float chunk_m[MAX_ATTENTION_ROWS], unit[MAX_ATTENTION_ROWS] = {}, chunk_total[MAX_ATTENTION_ROWS][16];
     std::fill(chunk_m, chunk_m + MAX_ATTENTION_ROWS, NOTHING_SEEN);
     for (int r = 0; r < rows; r++) {
-      const int position = first_position + r / group;
+      const int position = tile.queries[r / group].position;
       const int from = std::max(window_start(position) - key0, 0), to = std::min(position + 1 - key0, KEY_CHUNK);
       float* scores = scratch.scores + KEY_CHUNK * r + low;
       int16_t* weights = scratch.weights + KEY_CHUNK * r + low;
@@ -288,13 +292,10 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
                      first, scratch.chunk_out + static_cast<size_t>(r * width), static_cast<size_t>(width));
       first = false;
     }
-    if (partial) {
-      const PartialChunk chunk_of(rows, width);
-      std::memcpy(partial, chunk_m, sizeof chunk_m);
-      std::memcpy(partial + PartialChunk::UNITS, unit, sizeof unit);
-      std::memcpy(partial + PartialChunk::TOTALS, chunk_total, sizeof chunk_total[0] * static_cast<size_t>(rows));
-      std::memcpy(partial + chunk_of.results(), scratch.chunk_out, sizeof(float) * static_cast<size_t>(rows * width));
-      partial += chunk_of.size();
+    if (tile.output == AttentionOutput::Chunks) {
+      for (int r = 0; r < rows; r++)
+        store_partial(layout, r % group, chunk_m[r], unit[r], chunk_total[r], scratch.chunk_out + r * width,
+                      tile.queries[r / group].out + layout.size() * static_cast<size_t>(chunk - tile.chunk0));
       continue;
     }
     alignas(64) float keep[MAX_ATTENTION_ROWS], take[MAX_ATTENTION_ROWS];
@@ -302,8 +303,12 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
     for (int r = 0; r < rows; r++) join_result(scratch.total[r], chunk_total[r], keep[r], take[r], 16);
     for (int r = 0; r < rows; r++) join_result(scratch.out + r * width, scratch.chunk_out + r * width, keep[r], take[r] * unit[r], width);
   }
-  for (int r = 0; r < rows && !partial; r++)
-    store_attention(scratch.out + r * width, scratch.total[r], d, out + static_cast<size_t>(r / group) * out_stride + static_cast<size_t>((kv_head * group + r % group) * d));
+  for (int r = 0; r < rows; r++) {
+    float* to = tile.queries[r / group].out;
+    if (tile.output == AttentionOutput::Result) store_attention(scratch.out + r * width, scratch.total[r], d, to + head_offset(r));
+    if (tile.output == AttentionOutput::Joined)
+      store_partial(layout, r % group, scratch.maximum[r], 1.0f, scratch.total[r], scratch.out + r * width, to);
+  }
 }
 
 // to[0 .. 16 * N) = the sum over chunks c of next * take[c][r], what was before each times keep[c][r].
@@ -319,32 +324,32 @@ PAGODA_INLINE void join_chunks(const float* next, size_t chunk_size, int num_chu
   for (int i = 0; i < N; i++) store(to + 16 * i, sum[i]);
 }
 
-// Joins, in order, the chunks that `attend` left in `partial` for a tile of `rows` queries of `kv_head`. Of these, the
-// heads of one token are wanted, from `first_row` on. The same sums as `attend` makes itself, for all heads together.
-inline void merge_partial(const AttentionShape& s, const float* partial, int num_chunks, int rows, int first_row, int kv_head, float* out) {
+// Joins the parts of one token and KV head, which `attend` left one after the other: the first one is where joining
+// chunk by chunk would have got to. The same sums as `attend` makes itself, for all heads together.
+inline void merge_partial(const AttentionShape& s, const float* parts, int num_parts, int kv_head, float* out) {
   constexpr int CHUNKS_AT_ONCE = 64, HEADS_AT_ONCE = 16;
   const int group = s.num_heads / s.num_kv_heads, d = s.head_dim, width = round_up(d, 16);
-  const PartialChunk layout(rows, width);
+  const PartialChunk layout(group, width);
   alignas(64) float keep[CHUNKS_AT_ONCE][16], take[CHUNKS_AT_ONCE][16], take_unit[CHUNKS_AT_ONCE][16];
   alignas(64) float m[16], total[HEADS_AT_ONCE][16], o[HEADS_AT_ONCE][MAX_HEAD_DIM];
   for (int head = 0; head < group; head += HEADS_AT_ONCE) {
-    const int num_heads = std::min(group - head, HEADS_AT_ONCE), row = first_row + head;
-    std::fill(m, m + 16, NOTHING_SEEN);
+    const int num_heads = std::min(group - head, HEADS_AT_ONCE);
+    store(m, load16(parts + head));
     for (int r = 0; r < num_heads; r++) {
-      std::memset(total[r], 0, sizeof total[r]);
-      std::memset(o[r], 0, static_cast<size_t>(width) * 4);
+      std::memcpy(total[r], parts + layout.totals() + 16 * (head + r), sizeof total[r]);
+      std::memcpy(o[r], parts + layout.results() + width * (head + r), static_cast<size_t>(width) * 4);
     }
-    for (int c0 = 0; c0 < num_chunks; c0 += CHUNKS_AT_ONCE) {
-      const int n = std::min(num_chunks - c0, CHUNKS_AT_ONCE);
-      const float* chunks = partial + layout.size() * static_cast<size_t>(c0);
+    for (int c0 = 1; c0 < num_parts; c0 += CHUNKS_AT_ONCE) {
+      const int n = std::min(num_parts - c0, CHUNKS_AT_ONCE);
+      const float* chunks = parts + layout.size() * static_cast<size_t>(c0);
       for (int c = 0; c < n; c++) {
-        const float* chunk = chunks + layout.size() * static_cast<size_t>(c) + row;
+        const float* chunk = chunks + layout.size() * static_cast<size_t>(c) + head;
         join_maxima(m, chunk, keep[c], take[c]);
-        store(take_unit[c], mul(load16(take[c]), load16(chunk + PartialChunk::UNITS)));
+        store(take_unit[c], mul(load16(take[c]), load16(chunk + layout.units())));
       }
       for (int r = 0; r < num_heads; r++) {
-        join_chunks<1>(chunks + PartialChunk::TOTALS + 16 * (row + r), layout.size(), n, keep, take, r, total[r]);
-        const float* results = chunks + layout.results() + width * (row + r);
+        join_chunks<1>(chunks + layout.totals() + 16 * (head + r), layout.size(), n, keep, take, r, total[r]);
+        const float* results = chunks + layout.results() + width * (head + r);
         int i = 0;
         for (; i + 64 <= width; i += 64) join_chunks<4>(results + i, layout.size(), n, keep, take_unit, r, o[r] + i);
         for (; i < width; i += 16) join_chunks<1>(results + i, layout.size(), n, keep, take_unit, r, o[r] + i);

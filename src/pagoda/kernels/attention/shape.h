@@ -27,6 +27,23 @@ struct KVLayer {
   size_t block_stride;  // in int16
 };
 
+// What one task attends with: queries of one KV head, over some chunks of keys that one block table leads to.
+struct AttentionQuery {
+  const float* q;  // row of all heads
+  float* out;      // Result: row of all heads. Else a PartialChunk for each part
+  int position;
+};
+
+// Result: attention over all keys. Joined: one part, of all chunks. Chunks: a part of each chunk.
+enum class AttentionOutput { Result, Joined, Chunks };
+
+struct AttentionTile {
+  const int32_t* block_table;
+  int num_tokens, kv_head, chunk0, chunk1;
+  AttentionOutput output;
+  AttentionQuery queries[MAX_ATTENTION_ROWS];  // by position, unless all of them see all of the chunks
+};
+
 struct AttentionScratch {
   int16_t* queries;  // [MAX_ATTENTION_ROWS][head_dim]
   int16_t* weights;  // [MAX_ATTENTION_ROWS][KEY_CHUNK]
@@ -37,14 +54,16 @@ struct AttentionScratch {
   alignas(64) float total[MAX_ATTENTION_ROWS][16];  // of probabilities, by lane
 };
 
-// What is kept of one chunk of keys and a tile of query rows until all chunks are joined, in floats:
-//   maxima [48, and 16 that may be read]   units [48, and 16]   totals [rows][16 lanes]   results [rows][width], in units
+// What is kept of some chunks of keys and the query heads of one token and KV head until all chunks are joined, in
+// floats; places of maxima and units are rounded up to 16:
+//   maxima [heads]   units [heads]   totals [heads][16 lanes]   results [heads][width], in units
 struct PartialChunk {
-  static constexpr size_t UNITS = MAX_ATTENTION_ROWS + 16, TOTALS = 2 * UNITS;
-  size_t rows, width;
-  PartialChunk(int rows, int width) : rows(static_cast<size_t>(rows)), width(static_cast<size_t>(width)) {}
-  size_t results() const { return TOTALS + 16 * rows; }
-  size_t size() const { return results() + width * rows; }
+  size_t heads, width;
+  PartialChunk(int heads, int width) : heads(static_cast<size_t>(heads)), width(static_cast<size_t>(width)) {}
+  size_t units() const { return (heads + 15) / 16 * 16; }
+  size_t totals() const { return 2 * units(); }
+  size_t results() const { return totals() + 16 * heads; }
+  size_t size() const { return results() + width * heads; }
 };
 
 }  // namespace pagoda
