@@ -122,6 +122,8 @@ inline void value_tile(const int16_t* weights, const Run* runs, int num_runs, in
 constexpr int MAX_QUERY_ROWS = 12;
 #elif defined(__AVX2__)
 constexpr int MAX_QUERY_ROWS = 6;
+#elif defined(PAGODA_ISA_NEON)
+constexpr int MAX_QUERY_ROWS = 4;
 #else
 constexpr int MAX_QUERY_ROWS = 2;
 #endif

@@ -1,10 +1,10 @@
 // One vector vocabulary for every instruction set, so that a kernel is written once.
 //
 // A translation unit compiles this file for one instruction set (PAGODA_ISA names it and is the inner
-// namespace), whose own file supplies primitives: `fpart` is the machine's float vector of PART lanes, `ipart` as
-// many int32, `bpart` four bytes a lane. `f32x16` is always 16 lanes, made of 16 / PART parts. Every operation
-// rounds the same way on every instruction set, FMA included, and sums over lanes follow one fixed tree, so results
-// are bitwise equal across instruction sets.
+// namespace), whose own file supplies primitives; simd_portable.h says in plain C++ what they mean. `fpart` is
+// the machine's float vector of PART lanes, `ipart` as many int32, `bpart` four bytes a lane; `f32x16` is always 16
+// lanes, made of 16 / PART parts. Every operation below rounds the same way on every instruction set, FMA
+// included, and sums over lanes follow one fixed tree, so results are bitwise equal across instruction sets.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 #include "half.h"
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(PAGODA_ISA_NEON)
 #define PAGODA_INLINE inline __attribute__((always_inline))
 #else
 #define PAGODA_INLINE inline  // portable vectors are arrays: inlining every loop over them takes minutes to compile
@@ -23,6 +23,8 @@
 #include "simd_avx512.h"
 #elif defined(PAGODA_ISA_AVX2) || defined(PAGODA_ISA_AVX2_VNNI)
 #include "simd_avx2.h"
+#elif defined(PAGODA_ISA_NEON)
+#include "simd_neon.h"
 #else
 #include "simd_portable.h"
 #endif
@@ -55,7 +57,7 @@ struct f32x16 {
   fpart part[NUM_PARTS];
 };
 
-#define PAGODA_PARTS _Pragma("GCC unroll 2") for (int i = 0; i < NUM_PARTS; i++)
+#define PAGODA_PARTS _Pragma("GCC unroll 4") for (int i = 0; i < NUM_PARTS; i++)
 PAGODA_INLINE f32x16 load16(const float* p) { f32x16 r; PAGODA_PARTS r.part[i] = load(p + PART * i); return r; }
 PAGODA_INLINE void store(float* p, f32x16 v) { PAGODA_PARTS store(p + PART * i, v.part[i]); }
 PAGODA_INLINE f32x16 set16(float x) { f32x16 r; PAGODA_PARTS r.part[i] = set(x); return r; }

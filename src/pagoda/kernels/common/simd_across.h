@@ -50,6 +50,29 @@ PAGODA_INLINE void store_group(int8_t* q, i32x16 low, i32x16 high, int32_t* sums
   sums[0] = _mm_cvtsi128_si32(_mm256_castsi256_si128(all));
   sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(all, 1));
 }
+#elif defined(PAGODA_ISA_NEON)
+PAGODA_INLINE float reduce_add(f32x16 v) {
+  const fpart four = add(add(v.part[0], v.part[2]), add(v.part[1], v.part[3]));
+  const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+  return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+PAGODA_INLINE float reduce_max(f32x16 v) {
+  const fpart four = max(max(v.part[0], v.part[2]), max(v.part[1], v.part[3]));
+  const fpart two = max(four, vextq_f32(four, four, 2));
+  return vgetq_lane_f32(max(two, vdupq_laneq_f32(two, 1)), 0);
+}
+PAGODA_INLINE int8x16_t to_bytes(i32x16 v) {
+  const int16x8_t low = vcombine_s16(vmovn_s32(v.part[0]), vmovn_s32(v.part[1]));
+  const int16x8_t high = vcombine_s16(vmovn_s32(v.part[2]), vmovn_s32(v.part[3]));
+  return vcombine_s8(vmovn_s16(low), vmovn_s16(high));
+}
+PAGODA_INLINE void store_group(int8_t* q, i32x16 low, i32x16 high, int32_t* sums) {
+  const int8x16_t first = to_bytes(low), second = to_bytes(high);
+  vst1q_s8(q, first);
+  vst1q_s8(q + 16, second);
+  sums[0] = vaddlvq_s8(first);
+  sums[1] = vaddlvq_s8(second);
+}
 #else
 PAGODA_INLINE float reduce_add(f32x16 v) {
   float x[16];

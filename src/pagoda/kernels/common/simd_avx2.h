@@ -76,6 +76,7 @@ PAGODA_INLINE bpart load_bytes(const uint8_t* p) { return _mm256_loadu_si256(rei
 PAGODA_INLINE bpart low_nibbles(bpart b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
 template <int S>
 PAGODA_INLINE bpart shift_right(bpart b) { return _mm256_srli_epi16(b, S); }
+PAGODA_INLINE bpart high_nibbles(bpart b) { return low_nibbles(shift_right<4>(b)); }
 template <int S>
 PAGODA_INLINE bpart shift_left(bpart b) { return _mm256_slli_epi16(b, S); }
 PAGODA_INLINE bpart or_masked(bpart b, bpart bits, int8_t mask) {

@@ -85,6 +85,7 @@ PAGODA_INLINE bpart load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p);
 PAGODA_INLINE bpart low_nibbles(bpart b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 template <int S>
 PAGODA_INLINE bpart shift_right(bpart b) { return _mm512_srli_epi16(b, S); }
+PAGODA_INLINE bpart high_nibbles(bpart b) { return low_nibbles(shift_right<4>(b)); }
 template <int S>
 PAGODA_INLINE bpart shift_left(bpart b) { return _mm512_slli_epi16(b, S); }
 PAGODA_INLINE bpart or_masked(bpart b, bpart bits, int8_t mask) {
