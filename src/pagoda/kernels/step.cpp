@@ -24,7 +24,7 @@ int profile_kind(const Stage& stage) {
 bool is_local(const Stage& stage) { return (stage.kind == Stage::Row || stage.kind == Stage::Linear) && !stage.on_logits_rows; }
 
 constexpr int TASKS_PER_THREAD = 6;  // enough to even out threads, few enough to keep the counters cool
-constexpr int MIN_BLOCK = 16, MAX_BLOCK = 256;  // rows: enough to use weights often, few enough for the second-level cache
+constexpr int MIN_BLOCK = 16, MAX_BLOCK = 128;  // rows: enough to use weights often, few enough for the second-level cache
 
 }  // namespace
 

@@ -98,11 +98,6 @@ PAGODA_INLINE void repeat(F f, std::integer_sequence<int, I...>) { (f(std::integ
 template <int N, class F>
 PAGODA_INLINE void repeat(F f) { repeat(f, std::make_integer_sequence<int, N>{}); }
 
-// `num_bytes` that will be read soon. Hardware does not see beyond a page, nor into another block.
-PAGODA_INLINE void prefetch(const void* p, size_t num_bytes) {
-  for (size_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
-}
-
 // The first n < 16 values, the other lanes 0, without touching memory behind them.
 PAGODA_INLINE f32x16 load_first(const float* p, int n) {
   alignas(64) float x[16] = {};

@@ -22,7 +22,7 @@ constexpr int MAX_TILE_ROWS = 4;
 constexpr int MAX_TILE_ROWS = 2;
 #endif
 
-constexpr size_t PREFETCH_BYTES = 2048;  // how far a single row runs ahead in the weights, which it reads once
+constexpr size_t PREFETCH_BYTES = 8192;  // how far one or two rows run ahead in the weights, which they read once
 
 // Vector J of a group, unpacked. Both nibbles of a byte are used one after the other, so it is loaded once.
 template <int J>
@@ -281,9 +281,23 @@ inline void begin_sums(const PackedWeight& w, const QuantRows& row, int first, i
   }
 }
 
+// Weights that a tile asks for while it multiplies others, a few cache lines a group: a burst would stall the core.
+// Few rows need what comes next in this panel; many rows need the next panel, of which each tile asks for a part.
+struct Ahead {
+  const uint8_t* p;
+  int lines_per_group;
+  size_t bytes_per_tile;
+};
+inline Ahead ask_ahead(const PackedWeight& w, int panel, int num_rows) {
+  const int num_groups = w.cols / GROUP, num_tiles = (num_rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS, groups = num_groups * num_tiles;
+  const int lines = (static_cast<int>(w.panel_bytes() / 64) + groups - 1) / groups;
+  return {w.panel(panel) + (num_rows <= 2 ? PREFETCH_BYTES : w.panel_bytes()), lines, static_cast<size_t>(64 * lines * num_groups)};
+}
+
 // M rows times one panel. `begun` holds what their sums start from, PANELS_AT_ONCE panels a row.
 template <class F, int M>
-inline void quant_tile(const uint8_t* panel, int num_blocks, const QuantRows& rows, const float* begun, int row, int column, const LinearTarget& o) {
+inline void quant_tile(const uint8_t* panel, int num_blocks, const QuantRows& rows, const float* begun, int row, int column, const LinearTarget& o,
+                       Ahead ahead) {
   Sums<M> sums;
   for (int part = 0; part < NUM_PARTS; part++)
     for (int m = 0; m < M; m++) sums.sum[part][m] = load(begun + PANELS_AT_ONCE * PANEL * m + PART * part);
@@ -291,7 +305,8 @@ inline void quant_tile(const uint8_t* panel, int num_blocks, const QuantRows& ro
   const RowsOfX x{rows};
   for (int b = 0; b < num_blocks; b++)
     for (int g = 0; g < GROUPS; g++) {
-      if (M <= 2 && GROUPS == 1) prefetch(panel + block_bytes(F::format) * static_cast<size_t>(b) + PREFETCH_BYTES, block_bytes(F::format));
+      for (int i = 0; i < ahead.lines_per_group; i++) __builtin_prefetch(ahead.p + 64 * i, 0, 2);
+      ahead.p += 64 * ahead.lines_per_group;
       F::template add_group<M>(panel + block_bytes(F::format) * static_cast<size_t>(b), g, x, GROUPS * b + g, sums);
     }
   for (int part = 0; part < NUM_PARTS; part++)
@@ -301,11 +316,11 @@ inline void quant_tile(const uint8_t* panel, int num_blocks, const QuantRows& ro
 // Rows [row, row + num_rows) times panel p, in tiles as tall as fit.
 template <class F, int M = MAX_TILE_ROWS>
 inline void quant_tiles(const uint8_t* panel, int num_blocks, const QuantRows& all, const float* begun, int row, int num_rows, int column,
-                        const LinearTarget& o) {
-  for (; num_rows >= M; row += M, num_rows -= M, begun += M * PANELS_AT_ONCE * PANEL)
-    quant_tile<F, M>(panel, num_blocks, all.from_row(row), begun, row, column, o);
+                        const LinearTarget& o, Ahead ahead) {
+  for (; num_rows >= M; row += M, num_rows -= M, begun += M * PANELS_AT_ONCE * PANEL, ahead.p += ahead.bytes_per_tile)
+    quant_tile<F, M>(panel, num_blocks, all.from_row(row), begun, row, column, o, ahead);
   if constexpr (M > 1)
-    if (num_rows > 0) quant_tiles<F, (M > 4 ? 4 : M - 1)>(panel, num_blocks, all, begun, row, num_rows, column, o);
+    if (num_rows > 0) quant_tiles<F, (M > 4 ? 4 : M - 1)>(panel, num_blocks, all, begun, row, num_rows, column, o, ahead);
 }
 
 template <class F>
@@ -318,7 +333,8 @@ inline void quant_panels(const PackedWeight& w, const QuantRows& all, int row0, 
       const int num_rows = row1 - row < ROWS_AT_ONCE ? row1 - row : ROWS_AT_ONCE;
       for (int m = 0; m < num_rows; m++) begin_sums<F>(w, all.from_row(row + m), first, num_panels, begun + m * PANELS_AT_ONCE * PANEL);
       for (int p = 0; p < num_panels; p++)
-        quant_tiles<F>(w.panel(first + p), num_blocks, all, begun + PANEL * p, row, num_rows, PANEL * (first + p), o);
+        quant_tiles<F>(w.panel(first + p), num_blocks, all, begun + PANEL * p, row, num_rows, PANEL * (first + p), o,
+                       row == row0 ? ask_ahead(w, first + p, num_rows) : Ahead{});
     }
   }
 }
