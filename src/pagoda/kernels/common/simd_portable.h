@@ -75,9 +75,9 @@ PAGODA_INLINE fpart keep_range(fpart x, int first_index, int low, int high, floa
 }
 PAGODA_INLINE bpart load_bytes(const uint8_t* p) { bpart r; std::memcpy(r.x, p, 64); return r; }
 PAGODA_INLINE bpart low_nibbles(bpart b) { for (auto& x : b.x) x &= 15; return b; }
+PAGODA_INLINE bpart high_nibbles(bpart b) { for (auto& x : b.x) x >>= 4; return b; }
 template <int S>
 PAGODA_INLINE bpart shift_right(bpart b) { for (auto& x : b.x) x = static_cast<uint8_t>(x >> S); return b; }
-PAGODA_INLINE bpart high_nibbles(bpart b) { return low_nibbles(shift_right<4>(b)); }
 template <int S>
 PAGODA_INLINE bpart shift_left(bpart b) { for (auto& x : b.x) x = static_cast<uint8_t>(x << S); return b; }
 PAGODA_INLINE bpart or_masked(bpart b, bpart bits, int8_t mask) {
