@@ -223,7 +223,6 @@ void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const At
   size_t turn = 0;  // of threads, where a token's tasks are split
   plan.parts_of_token.assign(at(batch.num_tokens), {});
   plan.partial_size = 0;
-  const size_t row_size = at(round_up(shape.head_dim, 16) + 16);
   for (int r = 0; r < batch.num_requests; r++) {
     const int begin = batch.query_start_loc[r], end = batch.query_start_loc[r + 1], start = batch.seq_lens[r] - (end - begin);
     for (int token = begin; token < end; token += tile) {
@@ -234,9 +233,8 @@ void Model::plan_attention(const BatchView& batch, AttentionPlan& plan, const At
         for (int h = 0; h < shape.num_kv_heads; h++) tasks.push_back({r, token, n, h, chunk0, chunk1, -1});
         continue;
       }
-      const size_t chunk_size = row_size * at(n * group), head_size = chunk_size * at(chunk1 - chunk0);
-      for (int i = 0; i < n; i++)
-        plan.parts_of_token[at(token + i)] = {chunk1 - chunk0, plan.partial_size + row_size * at(i * group), chunk_size, head_size};
+      const size_t chunk_size = PartialChunk(n * group, round_up(shape.head_dim, 16)).size(), head_size = chunk_size * at(chunk1 - chunk0);
+      for (int i = 0; i < n; i++) plan.parts_of_token[at(token + i)] = {chunk1 - chunk0, n * group, i * group, plan.partial_size, head_size};
       for (int h = 0; h < shape.num_kv_heads; h++) {
         for (int c = chunk0; c < chunk1; c += chunks_per_task)
           plan.tasks[turn++ % plan.tasks.size()].push_back({r, token, n, h, c, std::min(c + chunks_per_task, chunk1),
@@ -417,7 +415,8 @@ void Model::run_row_op(const RowOp& op, int row, const BatchView& batch) {
       const AttentionPlan& plan = plans_[at(plan_of_layer_[at(op.layer)])];
       const TokenParts& parts = plan.parts_of_token[at(row)];
       for (int h = 0; h < layer.shape.num_kv_heads && parts.num_chunks > 0; h++)
-        kernels_->merge_partial(layer.shape, partial_.data() + parts.offset + parts.head_size * at(h), parts.num_chunks, parts.chunk_size, h,
+        kernels_->merge_partial(layer.shape, partial_.data() + parts.offset + parts.head_size * at(h), parts.num_chunks, parts.tile_rows,
+                                parts.first_row, h,
                                 buffer(op.out).row(row));
       return;
     }

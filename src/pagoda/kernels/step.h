@@ -142,10 +142,11 @@ class Model {
     int request, first_token, num_tokens, kv_head, chunk0, chunk1;
     ptrdiff_t partial;  // offset of this task's partial results, or -1
   };
-  // Where the partial results of a token lie: for each KV head, for each chunk, a row for each query head.
+  // Where the partial results of a token's tile lie: for each KV head, a PartialChunk for each chunk.
   struct TokenParts {
     int num_chunks = 0;  // 0: its tile is not split
-    size_t offset = 0, chunk_size = 0, head_size = 0;
+    int tile_rows = 0, first_row = 0;
+    size_t offset = 0, head_size = 0;
   };
   // How one step's attention is cut up. Layers of the same span and shape share a plan.
   struct AttentionPlan {

@@ -11,6 +11,8 @@
 //   values  [block_size / 2][head_dim][2 tokens]
 //   scales  of keys [block_size], of values [block_size]      float
 #pragma once
+#include <algorithm>
+
 #include "../activation/cpu.h"
 #include "../common/simd.h"
 #include "../common/tensors.h"
@@ -18,6 +20,8 @@
 
 namespace pagoda {
 namespace PAGODA_ISA {
+
+constexpr float LOG2_E = 1.44269504f;
 
 // Rounds n values, a multiple of 2, to integers of at most MAX_INT and returns what one of them is worth.
 inline float to_fixed_point(const float* x, int n, int16_t* out) {
@@ -153,48 +157,58 @@ inline void value_rows(int rows, const int16_t* weights, const Run* runs, int nu
   if (d < head_dim) value_tile<R, 1, false>(weights, runs, num_runs, d, head_dim, first, out + d, out_stride);
 }
 
-// Softmax of one row of a chunk over keys [low, high) of [first, last), relative to the chunk; other keys get
-// weight 0. `weights` are the probabilities times the scales of their values, in units of the result.
-inline float chunk_softmax(float* scores, const Run* runs, int first, int last, int low, int high, float cap, int16_t* weights, float* maximum,
+// Softmax of one row of a chunk, relative to the chunk: scores are in units of log 2, of `num_runs` runs of keys from
+// `first` on, of which the row sees [low, high). `weights` are the probabilities times the scales of their values, in
+// units of the result; `total` is the sum of the probabilities, by lane. A row that sees all of a whole chunk
+// needs no masks.
+template <bool WHOLE>
+inline float chunk_softmax(const float* scores, const Run* runs, int num_runs, int first, int low, int high, int16_t* weights, float* maximum,
                            float* total) {
-  f32x16 largest = set16(-1e30f);
-  for (int i = low / 16 * 16; i < high; i += 16) {
-    f32x16 s = load16(scores + i);
-    if (cap > 0.0f) s = softcap(s, cap);
-    s = keep_range(s, i, low, high, -1e38f);
-    store(scores + i, s);
-    largest = max(largest, s);
+  constexpr int RUNS = KEY_CHUNK / 16;
+  const int n = WHOLE ? RUNS : num_runs;
+  f32x16 s[RUNS], largest = set16(-1e30f);
+#pragma GCC unroll 8
+  for (int b = 0; b < n; b++) {
+    s[b] = load16(scores + 16 * b);
+    if (!WHOLE) s[b] = keep_range(s[b], first + 16 * b, low, high, -1e38f);
+    largest = max(largest, s[b]);
   }
   *maximum = reduce_max(largest);
   f32x16 sum = set16(0.0f), most = set16(0.0f);
-  for (int i = low / 16 * 16; i < high; i += 16) {
-    const f32x16 p = exp(sub(load16(scores + i), set16(*maximum)));
-    const f32x16 w = mul(p, keep_range(load16(runs[(i - first) / 16].value_scales), i, low, high, 0.0f));
-    store(scores + i, w);
+#pragma GCC unroll 8
+  for (int b = 0; b < n; b++) {
+    f32x16 p = exp2_of_negative(sub(s[b], set16(*maximum))), scale = load16(runs[b].value_scales);
+    if (!WHOLE) {
+      p = keep_range(p, first + 16 * b, low, high, 0.0f);
+      scale = keep_range(scale, first + 16 * b, low, high, 0.0f);
+    }
+    s[b] = mul(p, scale);
     sum = add(sum, p);
-    most = max(most, w);
+    most = max(most, s[b]);
   }
-  *total = reduce_add(sum);
+  store(total, sum);
   const float top = reduce_max(most);
   const f32x16 inverse = set16(top > 1e-30f ? MAX_INT / top : 0.0f);
-  for (int i = first; i < last; i += 16) {
-    if (i + 16 <= low || i >= high) std::memset(weights + i, 0, 32);
-    else store_i16(weights + i, to_int(mul(load16(scores + i), inverse)));
-  }
+#pragma GCC unroll 8
+  for (int b = 0; b < n; b++) store_i16(weights + 16 * b, to_int(mul(s[b], inverse)));
   return top > 1e-30f ? top / MAX_INT : 0.0f;
+}
+
+// Scores in units of log 2 to the same, capped.
+inline void softcap_scores(float* scores, int n, float cap) {
+  for (int i = 0; i < n; i += 16)
+    store(scores + i, mul(softcap(mul(load16(scores + i), set16(1.0f / LOG2_E)), cap), set16(LOG2_E)));
 }
 
 constexpr float NOTHING_SEEN = -1e38f;  // maximum over no keys
 
 // The factors that put the softmax of keys so far and that of the next chunk over one maximum, for 16 rows.
-// m and l, of the keys so far, become those of both.
-PAGODA_INLINE void join_softmax(float* m, float* l, const float* next_m, const float* next_l, float* keep, float* take) {
+// m, of the keys so far, becomes that of both.
+PAGODA_INLINE void join_maxima(float* m, const float* next_m, float* keep, float* take) {
   const f32x16 a = load16(m), b = load16(next_m), joined = max(a, b);
-  const f32x16 k = exp(sub(a, joined)), t = exp(sub(b, joined));
   store(m, joined);
-  store(l, fma(load16(l), k, mul(load16(next_l), t)));
-  store(keep, k);
-  store(take, t);
+  store(keep, exp2_of_negative(sub(a, joined)));
+  store(take, exp2_of_negative(sub(b, joined)));
 }
 
 // o = o * keep + next * take
@@ -202,9 +216,9 @@ PAGODA_INLINE void join_result(float* o, const float* next, float keep, float ta
   for (int i = 0; i < width; i += 16) store(o + i, fma(load16(next + i), set16(take), mul(load16(o + i), set16(keep))));
 }
 
-// to = o / total
-PAGODA_INLINE void store_attention(const float* o, float total, int head_dim, float* to) {
-  const f32x16 inverse = set16(1.0f / total);
+// to = o / the sum of `total`
+PAGODA_INLINE void store_attention(const float* o, const float* total, int head_dim, float* to) {
+  const f32x16 inverse = set16(1.0f / reduce_add(load16(total)));
   for (int i = 0; i < head_dim; i += 16) {
     if (head_dim - i >= 16) store(to + i, mul(load16(o + i), inverse));
     else store_first(to + i, mul(load16(o + i), inverse), head_dim - i);
@@ -212,14 +226,13 @@ PAGODA_INLINE void store_attention(const float* o, float total, int head_dim, fl
 }
 
 // Chunks [chunk0, chunk1) of the keys of one sequence, for `num_tokens` queries of one KV head.
-// With `partial` null the result goes to `out`; else of each chunk and row (m, l, unit, .., o) goes to `partial`,
-// whose result is unit * o.
+// With `partial` null the result goes to `out`; else what `merge_partial` joins goes to `partial`, chunk after chunk.
 inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* block_table, const float* q, size_t q_stride,
                    int first_position, int num_tokens, int kv_head, int chunk0, int chunk1, AttentionScratch& scratch,
                    float* out, size_t out_stride, float* partial) {
   const int group = s.num_heads / s.num_kv_heads, rows = num_tokens * group, d = s.head_dim, width = round_up(d, 16);
   for (int r = 0; r < rows; r++)
-    scratch.query_scale[r] = s.scale * to_fixed_point(q + static_cast<size_t>(r / group) * q_stride + static_cast<size_t>((kv_head * group + r % group) * d),
+    scratch.query_scale[r] = s.scale * LOG2_E * to_fixed_point(q + static_cast<size_t>(r / group) * q_stride + static_cast<size_t>((kv_head * group + r % group) * d),
                                                       d, scratch.queries + r * d);
   const int last_position = first_position + num_tokens - 1;
   const auto window_start = [&](int position) { return s.window > 0 && position >= s.window ? position - s.window + 1 : 0; };
@@ -230,10 +243,8 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
     const size_t values = static_cast<size_t>(offset) * static_cast<size_t>(d);
     return Run{head + values, head + s.head_values() + values, scales + offset, scales + s.block_size + offset, head + values};
   };
-  for (int r = 0; r < MAX_ATTENTION_ROWS; r++) {
-    scratch.maximum[r] = NOTHING_SEEN;
-    scratch.total[r] = 0.0f;
-  }
+  std::fill(scratch.maximum, scratch.maximum + MAX_ATTENTION_ROWS, NOTHING_SEEN);
+  std::memset(scratch.total, 0, sizeof scratch.total);
   std::memset(scratch.out, 0, static_cast<size_t>(rows * width) * 4);
 
   for (int chunk = chunk0; chunk < chunk1; chunk++) {
@@ -251,21 +262,22 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
     for (int r = 0; r < rows; r += MAX_QUERY_ROWS)
       score_rows<>(rows - r < MAX_QUERY_ROWS ? rows - r : MAX_QUERY_ROWS, scratch.queries + r * d, scratch.query_scale + r, runs, num_runs, d,
                    scratch.scores + KEY_CHUNK * r + low);
-    alignas(64) float chunk_m[MAX_ATTENTION_ROWS], chunk_l[MAX_ATTENTION_ROWS], unit[MAX_ATTENTION_ROWS];
-    for (int r = 0; r < MAX_ATTENTION_ROWS; r++) {
-      chunk_m[r] = NOTHING_SEEN;
-      chunk_l[r] = unit[r] = 0.0f;
-    }
+    alignas(64) float chunk_m[MAX_ATTENTION_ROWS], unit[MAX_ATTENTION_ROWS] = {}, chunk_total[MAX_ATTENTION_ROWS][16];
+    std::fill(chunk_m, chunk_m + MAX_ATTENTION_ROWS, NOTHING_SEEN);
     for (int r = 0; r < rows; r++) {
       const int position = first_position + r / group;
-      int from = window_start(position) - key0, to = position + 1 - key0;
-      from = from < 0 ? 0 : from;
-      to = to > KEY_CHUNK ? KEY_CHUNK : to;
-      int16_t* weights = scratch.weights + KEY_CHUNK * r;
-      if (from < to)
-        unit[r] = chunk_softmax(scratch.scores + KEY_CHUNK * r, runs, low, round_up(high, 16), from, to, s.softcap, weights, &chunk_m[r], &chunk_l[r]);
-      else
-        std::memset(weights, 0, 2 * KEY_CHUNK);
+      const int from = std::max(window_start(position) - key0, 0), to = std::min(position + 1 - key0, KEY_CHUNK);
+      float* scores = scratch.scores + KEY_CHUNK * r + low;
+      int16_t* weights = scratch.weights + KEY_CHUNK * r + low;
+      if (s.softcap > 0.0f) softcap_scores(scores, 16 * num_runs, s.softcap);
+      if (from >= to) {
+        std::memset(weights, 0, 2 * static_cast<size_t>(16 * num_runs));
+        std::memset(chunk_total[r], 0, sizeof chunk_total[r]);
+      } else {
+        const bool whole = from == 0 && to == KEY_CHUNK && low == 0;
+        unit[r] = whole ? chunk_softmax<true>(scores, runs, num_runs, low, from, to, weights, &chunk_m[r], chunk_total[r])
+                        : chunk_softmax<false>(scores, runs, num_runs, low, from, to, weights, &chunk_m[r], chunk_total[r]);
+      }
     }
     // Integer sums end at absolute multiples of DOT_LENGTH, so that they do not depend on where a window begins.
     bool first = true;
@@ -279,40 +291,68 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const int32_t* bl
       first = false;
     }
     if (partial) {
-      for (int r = 0; r < rows; r++, partial += width + 16) {
-        partial[0] = chunk_m[r];
-        partial[1] = chunk_l[r];
-        partial[2] = unit[r];
-        std::memcpy(partial + 16, scratch.chunk_out + static_cast<size_t>(r * width), static_cast<size_t>(width) * 4);
-      }
+      const PartialChunk chunk_of(rows, width);
+      std::memcpy(partial, chunk_m, sizeof chunk_m);
+      std::memcpy(partial + PartialChunk::UNITS, unit, sizeof unit);
+      std::memcpy(partial + PartialChunk::TOTALS, chunk_total, sizeof chunk_total[0] * static_cast<size_t>(rows));
+      std::memcpy(partial + chunk_of.results(), scratch.chunk_out, sizeof(float) * static_cast<size_t>(rows * width));
+      partial += chunk_of.size();
       continue;
     }
     alignas(64) float keep[MAX_ATTENTION_ROWS], take[MAX_ATTENTION_ROWS];
-    for (int r = 0; r < rows; r += 16) join_softmax(scratch.maximum + r, scratch.total + r, chunk_m + r, chunk_l + r, keep + r, take + r);
+    for (int r = 0; r < rows; r += 16) join_maxima(scratch.maximum + r, chunk_m + r, keep + r, take + r);
+    for (int r = 0; r < rows; r++) join_result(scratch.total[r], chunk_total[r], keep[r], take[r], 16);
     for (int r = 0; r < rows; r++) join_result(scratch.out + r * width, scratch.chunk_out + r * width, keep[r], take[r] * unit[r], width);
   }
   for (int r = 0; r < rows && !partial; r++)
     store_attention(scratch.out + r * width, scratch.total[r], d, out + static_cast<size_t>(r / group) * out_stride + static_cast<size_t>((kv_head * group + r % group) * d));
 }
 
-// Joins the chunks of one query token that `attend` left in `partial`: rows [16 + width] of the query heads of
-// `kv_head`, `chunk_size` floats from chunk to chunk.
-inline void merge_partial(const AttentionShape& s, const float* partial, int num_chunks, size_t chunk_size, int kv_head, float* out) {
+// to[0 .. 16 * N) = the sum over chunks c of next * take[c][r], what was before each times keep[c][r].
+template <int N>
+PAGODA_INLINE void join_chunks(const float* next, size_t chunk_size, int num_chunks, const float (*keep)[16], const float (*take)[16], int r, float* to) {
+  f32x16 sum[N];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) sum[i] = load16(to + 16 * i);
+  for (int c = 0; c < num_chunks; c++, next += chunk_size)
+#pragma GCC unroll 4
+    for (int i = 0; i < N; i++) sum[i] = fma(load16(next + 16 * i), set16(take[c][r]), mul(sum[i], set16(keep[c][r])));
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) store(to + 16 * i, sum[i]);
+}
+
+// Joins, in order, the chunks that `attend` left in `partial` for a tile of `rows` queries of `kv_head`. Of these, the
+// heads of one token are wanted, from `first_row` on. The same sums as `attend` makes itself, for all heads together.
+inline void merge_partial(const AttentionShape& s, const float* partial, int num_chunks, int rows, int first_row, int kv_head, float* out) {
+  constexpr int CHUNKS_AT_ONCE = 64, HEADS_AT_ONCE = 16;
   const int group = s.num_heads / s.num_kv_heads, d = s.head_dim, width = round_up(d, 16);
-  const size_t row = static_cast<size_t>(width + 16);
-  alignas(64) float o[MAX_HEAD_DIM];
-  for (int r = 0; r < group; r++) {
-    alignas(64) float m[16], l[16], next_m[16], next_l[16], keep[16], take[16];
-    for (int i = 0; i < 16; i++) m[i] = next_m[i] = NOTHING_SEEN, l[i] = next_l[i] = 0.0f;
-    std::memset(o, 0, sizeof o);
-    for (int c = 0; c < num_chunks; c++) {
-      const float* next = partial + row * static_cast<size_t>(r) + chunk_size * static_cast<size_t>(c);
-      next_m[0] = next[0];
-      next_l[0] = next[1];
-      join_softmax(m, l, next_m, next_l, keep, take);
-      join_result(o, next + 16, keep[0], take[0] * next[2], width);
+  const PartialChunk layout(rows, width);
+  alignas(64) float keep[CHUNKS_AT_ONCE][16], take[CHUNKS_AT_ONCE][16], take_unit[CHUNKS_AT_ONCE][16];
+  alignas(64) float m[16], total[HEADS_AT_ONCE][16], o[HEADS_AT_ONCE][MAX_HEAD_DIM];
+  for (int head = 0; head < group; head += HEADS_AT_ONCE) {
+    const int num_heads = std::min(group - head, HEADS_AT_ONCE), row = first_row + head;
+    std::fill(m, m + 16, NOTHING_SEEN);
+    for (int r = 0; r < num_heads; r++) {
+      std::memset(total[r], 0, sizeof total[r]);
+      std::memset(o[r], 0, static_cast<size_t>(width) * 4);
     }
-    store_attention(o, l[0], d, out + static_cast<size_t>((kv_head * group + r) * d));
+    for (int c0 = 0; c0 < num_chunks; c0 += CHUNKS_AT_ONCE) {
+      const int n = std::min(num_chunks - c0, CHUNKS_AT_ONCE);
+      const float* chunks = partial + layout.size() * static_cast<size_t>(c0);
+      for (int c = 0; c < n; c++) {
+        const float* chunk = chunks + layout.size() * static_cast<size_t>(c) + row;
+        join_maxima(m, chunk, keep[c], take[c]);
+        store(take_unit[c], mul(load16(take[c]), load16(chunk + PartialChunk::UNITS)));
+      }
+      for (int r = 0; r < num_heads; r++) {
+        join_chunks<1>(chunks + PartialChunk::TOTALS + 16 * (row + r), layout.size(), n, keep, take, r, total[r]);
+        const float* results = chunks + layout.results() + width * (row + r);
+        int i = 0;
+        for (; i + 64 <= width; i += 64) join_chunks<4>(results + i, layout.size(), n, keep, take_unit, r, o[r] + i);
+        for (; i < width; i += 16) join_chunks<1>(results + i, layout.size(), n, keep, take_unit, r, o[r] + i);
+      }
+    }
+    for (int r = 0; r < num_heads; r++) store_attention(o[r], total[r], d, out + static_cast<size_t>((kv_head * group + head + r) * d));
   }
 }
 

@@ -33,7 +33,18 @@ struct AttentionScratch {
   float* scores;     // [MAX_ATTENTION_ROWS][KEY_CHUNK]
   float* chunk_out;  // [MAX_ATTENTION_ROWS][head_dim rounded up to 16]
   float* out;        // the same
-  alignas(64) float query_scale[MAX_ATTENTION_ROWS], maximum[MAX_ATTENTION_ROWS], total[MAX_ATTENTION_ROWS];
+  alignas(64) float query_scale[MAX_ATTENTION_ROWS], maximum[MAX_ATTENTION_ROWS];
+  alignas(64) float total[MAX_ATTENTION_ROWS][16];  // of probabilities, by lane
+};
+
+// What is kept of one chunk of keys and a tile of query rows until all chunks are joined, in floats:
+//   maxima [48, and 16 that may be read]   units [48, and 16]   totals [rows][16 lanes]   results [rows][width], in units
+struct PartialChunk {
+  static constexpr size_t UNITS = MAX_ATTENTION_ROWS + 16, TOTALS = 2 * UNITS;
+  size_t rows, width;
+  PartialChunk(int rows, int width) : rows(static_cast<size_t>(rows)), width(static_cast<size_t>(width)) {}
+  size_t results() const { return TOTALS + 16 * rows; }
+  size_t size() const { return results() + width * rows; }
 };
 
 }  // namespace pagoda

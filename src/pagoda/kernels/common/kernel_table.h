@@ -30,7 +30,7 @@ struct Kernels {
   void (*write_kv)(const AttentionShape&, const KVLayer&, int slot, const float* key, const float* value);
   void (*attend)(const AttentionShape&, const KVLayer&, const int32_t* block_table, const float* q, size_t q_stride, int first_position,
                  int num_tokens, int kv_head, int chunk0, int chunk1, AttentionScratch&, float* out, size_t out_stride, float* partial);
-  void (*merge_partial)(const AttentionShape&, const float* partial, int num_chunks, size_t chunk_size, int kv_head, float* out);
+  void (*merge_partial)(const AttentionShape&, const float* partial, int num_chunks, int rows, int first_row, int kv_head, float* out);
   void (*sample_row)(const SampleArgs&, int row, SampleScratch&);
   double (*dot_rounds)(int rounds, int32_t* sink);  // operations of one round
   void (*layer_norm_row)(const float* x, const float* weight, const float* bias, float eps, int width, float* out);

@@ -60,6 +60,9 @@ PAGODA_INLINE ipart dot2(ipart sum, ipart a, ipart b) { return _mm256_add_epi32(
 PAGODA_INLINE fpart exp2_int(ipart n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
+PAGODA_INLINE fpart scale_by_rounded(fpart x, fpart rounded) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(rounded), 23)));
+}
 PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
   return _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_GE_OQ), value);
 }

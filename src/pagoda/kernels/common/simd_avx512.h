@@ -69,6 +69,10 @@ PAGODA_INLINE ipart dot2(ipart sum, ipart a, ipart b) { return _mm512_dpwssd_epi
 PAGODA_INLINE fpart exp2_int(ipart n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
+// x * 2^n, for a normal result; n lies in the low bits of `rounded` = n + 1.5 * 2^23.
+PAGODA_INLINE fpart scale_by_rounded(fpart x, fpart rounded) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(rounded), 23)));
+}
 PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), value);
 }

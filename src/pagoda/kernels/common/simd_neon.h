@@ -50,6 +50,9 @@ PAGODA_INLINE ipart shift_up(ipart a, int bits) { return vshlq_s32(a, iset(bits)
 PAGODA_INLINE ipart sign_of_top_byte(ipart a) { return vshrq_n_s32(a, 24); }
 PAGODA_INLINE void store_i16(int16_t* p, ipart v) { vst1_s16(p, vmovn_s32(v)); }
 PAGODA_INLINE fpart exp2_int(ipart n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, iset(127)), 23)); }
+PAGODA_INLINE fpart scale_by_rounded(fpart x, fpart rounded) {
+  return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(vreinterpretq_s32_f32(rounded), 23)));
+}
 PAGODA_INLINE fpart only_where(uint32x4_t mask, fpart x) { return vreinterpretq_f32_u32(vandq_u32(mask, vreinterpretq_u32_f32(x))); }
 PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) { return only_where(vcgeq_f32(x, limit), value); }
 PAGODA_INLINE uint32_t lanes_above(fpart x, float limit) {

@@ -60,6 +60,16 @@ PAGODA_INLINE fpart exp2_int(ipart n) {
   PAGODA_LANES { const uint32_t bits = static_cast<uint32_t>(n.x[i] + 127) << 23; std::memcpy(&r.x[i], &bits, 4); }
   return r;
 }
+PAGODA_INLINE fpart scale_by_rounded(fpart x, fpart rounded) {
+  PAGODA_LANES {
+    uint32_t bits, n;
+    std::memcpy(&bits, &x.x[i], 4);
+    std::memcpy(&n, &rounded.x[i], 4);
+    bits += n << 23;
+    std::memcpy(&x.x[i], &bits, 4);
+  }
+  return x;
+}
 PAGODA_INLINE fpart zero_below(fpart x, fpart limit, fpart value) {
   PAGODA_LANES value.x[i] = x.x[i] >= limit.x[i] ? value.x[i] : 0.0f;
   return value;
