@@ -11,8 +11,6 @@
 //   values  [block_size / 2][head_dim][2 tokens]
 //   scales  of keys [block_size], of values [block_size]      float
 #pragma once
-#include <algorithm>
-
 #include "../activation/cpu.h"
 #include "../common/simd.h"
 #include "../common/tensors.h"
@@ -20,6 +18,9 @@
 
 namespace pagoda {
 namespace PAGODA_ISA {
+
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 constexpr float LOG2_E = 1.44269504f;
 
@@ -123,6 +124,8 @@ inline void value_tile(const int16_t* weights, const Run* runs, int num_runs, in
 constexpr int MAX_QUERY_ROWS = 12;
 #elif defined(__AVX2__)
 constexpr int MAX_QUERY_ROWS = 6;
+#elif defined(PAGODA_ISA_NEON)
+constexpr int MAX_QUERY_ROWS = 4;
 #else
 constexpr int MAX_QUERY_ROWS = 2;
 #endif
@@ -245,7 +248,7 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const AttentionTi
     const size_t values = static_cast<size_t>(offset) * static_cast<size_t>(d);
     return Run{head + values, head + s.head_values() + values, scales + offset, scales + s.block_size + offset, head + values};
   };
-  std::fill(scratch.maximum, scratch.maximum + MAX_ATTENTION_ROWS, NOTHING_SEEN);
+  for (int r = 0; r < MAX_ATTENTION_ROWS; r += 16) store(scratch.maximum + r, set16(NOTHING_SEEN));
   std::memset(scratch.total, 0, sizeof scratch.total);
   std::memset(scratch.out, 0, static_cast<size_t>(rows * width) * 4);
 
@@ -265,10 +268,10 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const AttentionTi
       score_rows<>(rows - r < MAX_QUERY_ROWS ? rows - r : MAX_QUERY_ROWS, scratch.queries + r * d, scratch.query_scale + r, runs, num_runs, d,
                    scratch.scores + KEY_CHUNK * r + low);
     alignas(64) float chunk_m[MAX_ATTENTION_ROWS], unit[MAX_ATTENTION_ROWS] = {}, chunk_total[MAX_ATTENTION_ROWS][16];
-    std::fill(chunk_m, chunk_m + MAX_ATTENTION_ROWS, NOTHING_SEEN);
+    for (int r = 0; r < MAX_ATTENTION_ROWS; r += 16) store(chunk_m + r, set16(NOTHING_SEEN));
     for (int r = 0; r < rows; r++) {
       const int position = tile.queries[r / group].position;
-      const int from = std::max(window_start(position) - key0, 0), to = std::min(position + 1 - key0, KEY_CHUNK);
+      const int from = larger(window_start(position) - key0, 0), to = smaller(position + 1 - key0, KEY_CHUNK);
       float* scores = scratch.scores + KEY_CHUNK * r + low;
       int16_t* weights = scratch.weights + KEY_CHUNK * r + low;
       if (s.softcap > 0.0f) softcap_scores(scores, 16 * num_runs, s.softcap);
@@ -333,14 +336,14 @@ inline void merge_partial(const AttentionShape& s, const float* parts, int num_p
   alignas(64) float keep[CHUNKS_AT_ONCE][16], take[CHUNKS_AT_ONCE][16], take_unit[CHUNKS_AT_ONCE][16];
   alignas(64) float m[16], total[HEADS_AT_ONCE][16], o[HEADS_AT_ONCE][MAX_HEAD_DIM];
   for (int head = 0; head < group; head += HEADS_AT_ONCE) {
-    const int num_heads = std::min(group - head, HEADS_AT_ONCE);
+    const int num_heads = smaller(group - head, HEADS_AT_ONCE);
     store(m, load16(parts + head));
     for (int r = 0; r < num_heads; r++) {
       std::memcpy(total[r], parts + layout.totals() + 16 * (head + r), sizeof total[r]);
       std::memcpy(o[r], parts + layout.results() + width * (head + r), static_cast<size_t>(width) * 4);
     }
     for (int c0 = 1; c0 < num_parts; c0 += CHUNKS_AT_ONCE) {
-      const int n = std::min(num_parts - c0, CHUNKS_AT_ONCE);
+      const int n = smaller(num_parts - c0, CHUNKS_AT_ONCE);
       const float* chunks = parts + layout.size() * static_cast<size_t>(c0);
       for (int c = 0; c < n; c++) {
         const float* chunk = chunks + layout.size() * static_cast<size_t>(c) + head;

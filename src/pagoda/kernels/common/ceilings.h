@@ -6,8 +6,10 @@
 #define PAGODA_REGISTER "+v"
 #elif defined(PAGODA_EMULATE_AVX512)
 #define PAGODA_REGISTER "+m"
-#else
+#elif defined(__AVX2__)
 #define PAGODA_REGISTER "+x"
+#elif defined(PAGODA_ISA_NEON)
+#define PAGODA_REGISTER "+w"
 #endif
 
 namespace pagoda {
@@ -24,7 +26,7 @@ inline double dot_rounds(int rounds, int32_t* sink) {
   for (int r = 0; r < rounds; r++) {
 #pragma GCC unroll 8
     for (int c = 0; c < CHAINS; c++) sum[c] = dot4(sum[c], w, x, false);
-#if defined(__AVX2__)
+#if defined(PAGODA_REGISTER)
     asm volatile("" : PAGODA_REGISTER(w));  // or the compiler sees that every round adds the same
 #endif
   }

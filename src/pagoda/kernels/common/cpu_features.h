@@ -2,6 +2,9 @@
 #pragma once
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace pagoda {
@@ -23,10 +26,16 @@ inline bool has_avx512_vnni() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
+#elif defined(__aarch64__)
+inline bool has_neon_dotprod() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(__APPLE__)
+  return true;  // every Mac with such a processor has it
 #else
-inline bool has_avx2() { return false; }
-inline bool has_avx2_vnni() { return false; }
-inline bool has_avx512_vnni() { return false; }
+  return false;
+#endif
+}
 #endif
 
 }  // namespace pagoda

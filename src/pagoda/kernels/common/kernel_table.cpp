@@ -10,6 +10,8 @@ namespace pagoda {
 namespace avx512 { extern const Kernels kernels; }
 namespace avx2_vnni { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }
+#elif defined(__aarch64__)
+namespace neon_dotprod { extern const Kernels kernels; }
 #endif
 namespace portable { extern const Kernels kernels; }
 
@@ -19,6 +21,8 @@ std::vector<const Kernels*> usable_kernels() {
   if (has_avx512_vnni()) usable.push_back(&avx512::kernels);
   if (has_avx2_vnni()) usable.push_back(&avx2_vnni::kernels);
   if (has_avx2()) usable.push_back(&avx2::kernels);
+#elif defined(__aarch64__)
+  if (has_neon_dotprod()) usable.push_back(&neon_dotprod::kernels);
 #endif
   usable.push_back(&portable::kernels);
   return usable;

@@ -17,7 +17,7 @@ namespace PAGODA_ISA {
 
 #if defined(PAGODA_ISA_AVX512)
 constexpr int MAX_TILE_ROWS = 8;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(PAGODA_ISA_NEON)
 constexpr int MAX_TILE_ROWS = 4;
 #else
 constexpr int MAX_TILE_ROWS = 2;
@@ -30,7 +30,7 @@ template <int J>
 PAGODA_INLINE bpart nibbles(const uint8_t* group, int part) {
   const bpart packed = load_bytes(group + 64 * (J % 4) + 4 * PART * part);
   if constexpr (J < 4) return low_nibbles(packed);
-  else return low_nibbles(shift_right<4>(packed));
+  else return high_nibbles(packed);
 }
 template <int J>
 PAGODA_INLINE bpart with_fifth_bit(bpart v, const uint8_t* plane, int part) {
@@ -69,12 +69,12 @@ PAGODA_INLINE Dots<M> dot_vectors(const uint8_t* group, const int8_t* x, size_t 
     constexpr int V = decltype(vector)::value;
     constexpr int RUN = SUMS_IN_16_BITS<W::MAX_WEIGHT>;
     bpart w[NUM_PARTS];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int part = 0; part < NUM_PARTS; part++) w[part] = W::template vector<V>(group, part);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
       const bpart four = broadcast4(x + static_cast<size_t>(m) * stride + 4 * V);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int part = 0; part < NUM_PARTS; part++) {
         ipart& r = run[part][m];
         const bool from_start = STARTS && DOTS_ARE_INT32 && n == 0, first = n % RUN == 0 && !from_start;
@@ -112,7 +112,7 @@ struct Sums {
 // sums += scale_x * (scale_w * dot) + minimum_w * scaled_sum_x
 template <int M, class Scale, class Minimum>
 PAGODA_INLINE void add_with_minimum(Sums<M>& sums, const Dots<M>& dots, Scale scale_of, Minimum minimum_of, const RowsOfX& x, int group) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int part = 0; part < NUM_PARTS; part++) {
     const fpart scale = scale_of(part), minimum = minimum_of(part);
 #pragma GCC unroll 8
@@ -178,7 +178,7 @@ struct Q8 {
     Dots<M> dots;
     if constexpr (SIGNED_IS_OFFSET) dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), offset, PairedOrder{});
     else dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), FromZero{}, PairedOrder{});
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int part = 0; part < NUM_PARTS; part++) {
       const fpart scale = load_half(halves + PART * part);
 #pragma GCC unroll 8
@@ -241,14 +241,14 @@ struct Q6K {
     const auto second_offset = [&](int m) __attribute__((always_inline)) { return x.half_offset(m, i, 1); };
     const Dots<M> first = dot_vectors<Q6K, M>(group, x.q(i), x.stride(), first_offset, FirstHalf{});
     fpart scaled[NUM_PARTS][M];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int part = 0; part < NUM_PARTS; part++) {
       const fpart scale = mul(load_half(halves + PART * part), load_i8(scales + PART * part));
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) scaled[part][m] = mul(to_float(first.sum[part][m]), scale);
     }
     const Dots<M> second = dot_vectors<Q6K, M>(group, x.q(i), x.stride(), second_offset, SecondHalf{});
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int part = 0; part < NUM_PARTS; part++) {
       const fpart scale = mul(load_half(halves + PART * part), load_i8(scales + 16 + PART * part));
 #pragma GCC unroll 8
@@ -285,7 +285,7 @@ inline void begin_sums(const PackedWeight& w, const QuantRows& row, int first, i
     const uint8_t* block = w.panel(first) + block_bytes(F::format) * static_cast<size_t>(column / INPUTS);
     const fpart x = set(row.outlier_values[i]);
     for (int p = 0; p < num_panels; p++, block += panel_bytes)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int part = 0; part < NUM_PARTS; part++) {
         float* sum = sums + PANEL * p + PART * part;
         store(sum, fma(F::column(block, g, k, part), x, load(sum)));
