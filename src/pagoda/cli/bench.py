@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -93,6 +94,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _execute_kernels(arguments: argparse.Namespace) -> int:
+    # Threads of numpy's BLAS, which compute references, would go on spinning beside the kernels that are timed.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from pagoda import _native, machine
     from pagoda.bench.kernels import KERNELS, measure_ceilings, measure_kernels
     from pagoda.bench.report import KERNEL_HEADER, as_json, ceiling_line, kernel_line

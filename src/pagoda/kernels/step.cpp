@@ -259,10 +259,17 @@ size_t Model::end_of_segment(size_t first) const {
   return std::max(end, first + 1);
 }
 
-// Calls run(owner, i) for each i < count_of(owner), own ones first.
+// Calls run(owner, i) for each i < count_of(owner), own ones first. A single task is its owner's: no other thread need
+// look at the counter, which would move it between cores in each of a decode step's row stages.
 template <class Count, class Run>
 void Model::share_out(size_t stage, int thread, const Count& count_of, const Run& run) {
   const int threads = pool_.num_threads();
+  int count_in_all = 0;
+  for (int owner = 0; owner < threads; owner++) count_in_all += count_of(owner);
+  if (count_in_all == 1) {
+    if (count_of(thread) == 1) run(thread, 0);
+    return;
+  }
   for (int turn = 0; turn < threads; turn++) {
     const int owner = (thread + turn) % threads, count = count_of(owner);
     auto& next = counters_[stage * at(threads) + at(owner)].next;
