@@ -115,7 +115,9 @@ def test_extreme_weights_and_activations_do_not_overflow(weight_type: TensorType
 
 
 @pytest.mark.parametrize(
-    "weight_type", [TensorType.Q4_1, TensorType.Q6_K, TensorType.Q8_0, TensorType.F16], ids=str
+    "weight_type",
+    [TensorType.Q4_1, TensorType.Q6_K, TensorType.Q8_0, TensorType.F16, TensorType.BF16],
+    ids=str,
 )
 def test_a_row_does_not_depend_on_the_rows_beside_it(weight_type: TensorType) -> None:
     weight = random_weight(weight_type, 320, 256)
@@ -124,6 +126,15 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(weight_type: TensorType) ->
     for m in (2, 3, 5, 8, 17, 33, 67):
         for num_threads in (1, 2):
             assert_same_bits([alone[:m], linear("", x[:m], weight, num_threads=num_threads)])
+
+
+@pytest.mark.parametrize("inputs", [1, 63, 2049, 4099])
+def test_bf16_pairs_need_no_even_number_of_inputs(inputs: int) -> None:
+    """Also beyond the inputs that are rounded at once: sums go on where they stopped."""
+    weight = random_weight(TensorType.BF16, 20, inputs, seed=3)
+    x = np.random.default_rng(4).integers(-128, 129, (13, inputs)).astype(np.float32)  # exact in bf16
+    result = on_every_isa(lambda isa: linear(isa, x, weight))
+    assert_close(result, reference_linear(x, dequantize(weight)), 2e-6)
 
 
 QUANTISED_TYPES = [t for t in TensorType if t not in (TensorType.F32, TensorType.F16, TensorType.BF16)]

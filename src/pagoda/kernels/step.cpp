@@ -38,7 +38,7 @@ int Model::add_weight(int file_type, const uint8_t* data, size_t row_bytes, int 
   if (!packed_format(file_type, &w.format)) throw std::invalid_argument("unknown tensor type");
   w.rows = rows;
   w.cols = cols;
-  if (cols % (is_float(w.format) ? 1 : GROUP) != 0 || cols % block_inputs(w.format) != 0)
+  if (!is_float(w.format) && (cols % GROUP != 0 || cols % block_inputs(w.format) != 0))
     throw std::invalid_argument("a row is no whole number of quantisation blocks");
   w.data = arena_.allocate(w.num_bytes());
   const int num_panels = w.num_panels(), step = std::max(1, num_panels / (pool_.num_threads() * TASKS_PER_THREAD));

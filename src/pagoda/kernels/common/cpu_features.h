@@ -26,6 +26,9 @@ inline bool has_avx512_vnni() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
+inline bool has_avx512_bf16() {
+  return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16");
+}
 #elif defined(__aarch64__)
 inline bool has_neon_dotprod() {
 #if defined(__linux__)

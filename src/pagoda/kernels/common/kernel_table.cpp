@@ -7,6 +7,9 @@
 namespace pagoda {
 
 #if defined(__x86_64__)
+#if !defined(PAGODA_EMULATE_AVX512)
+namespace avx512_bf16 { extern const Kernels kernels; }
+#endif
 namespace avx512 { extern const Kernels kernels; }
 namespace avx2_vnni { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }
@@ -18,6 +21,9 @@ namespace portable { extern const Kernels kernels; }
 std::vector<const Kernels*> usable_kernels() {
   std::vector<const Kernels*> usable;
 #if defined(__x86_64__)
+#if !defined(PAGODA_EMULATE_AVX512)
+  if (has_avx512_bf16()) usable.push_back(&avx512_bf16::kernels);
+#endif
   if (has_avx512_vnni()) usable.push_back(&avx512::kernels);
   if (has_avx2_vnni()) usable.push_back(&avx2_vnni::kernels);
   if (has_avx2()) usable.push_back(&avx2::kernels);

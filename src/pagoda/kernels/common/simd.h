@@ -34,6 +34,17 @@ namespace PAGODA_ISA {
 
 constexpr int NUM_PARTS = 16 / PART;
 
+// Each lane of `sum` gains the products of two pairs of bf16, the second first.
+PAGODA_INLINE fpart dot2_bf16(fpart sum, ipart a, ipart b) {
+#if defined(__AVX512BF16__)
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+#else
+  const auto second = [](ipart pair) { return bits_as_float(iand(pair, static_cast<int32_t>(0xffff0000))); };
+  const auto first = [](ipart pair) { return bits_as_float(shift_up(pair, 16)); };
+  return fma(first(a), first(b), fma(second(a), second(b), sum));
+#endif
+}
+
 // exp(x): 2^n * p(f) with n = round(x log2 e) and a degree-6 polynomial on |f| <= ln2 / 2 (Cody & Waite 1980).
 // Relative error under 2e-7; exactly 0 for x below -87, so a masked score of -inf has no weight.
 PAGODA_INLINE fpart exp(fpart x) {
@@ -76,7 +87,6 @@ PAGODA_INLINE f32x16 load16(const float* p) { f32x16 r; PAGODA_PARTS r.part[i] =
 PAGODA_INLINE void store(float* p, f32x16 v) { PAGODA_PARTS store(p + PART * i, v.part[i]); }
 PAGODA_INLINE f32x16 set16(float x) { f32x16 r; PAGODA_PARTS r.part[i] = set(x); return r; }
 PAGODA_INLINE f32x16 load_half16(const uint16_t* p) { f32x16 r; PAGODA_PARTS r.part[i] = load_half(p + PART * i); return r; }
-PAGODA_INLINE f32x16 load_bfloat16(const uint16_t* p) { f32x16 r; PAGODA_PARTS r.part[i] = load_bfloat(p + PART * i); return r; }
 PAGODA_INLINE f32x16 add(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = add(a.part[i], b.part[i]); return a; }
 PAGODA_INLINE f32x16 sub(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = sub(a.part[i], b.part[i]); return a; }
 PAGODA_INLINE f32x16 mul(f32x16 a, f32x16 b) { PAGODA_PARTS a.part[i] = mul(a.part[i], b.part[i]); return a; }

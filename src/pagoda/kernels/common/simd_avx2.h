@@ -24,10 +24,6 @@ PAGODA_INLINE fpart abs(fpart a) { return _mm256_and_ps(a, _mm256_castsi256_ps(_
 PAGODA_INLINE fpart load_half(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-PAGODA_INLINE fpart load_bfloat(const uint16_t* p) {
-  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
-}
 PAGODA_INLINE fpart load_u8(const uint8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
@@ -35,6 +31,7 @@ PAGODA_INLINE fpart load_i8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 PAGODA_INLINE fpart to_float(ipart a) { return _mm256_cvtepi32_ps(a); }
+PAGODA_INLINE fpart bits_as_float(ipart a) { return _mm256_castsi256_ps(a); }
 PAGODA_INLINE ipart to_int(fpart a) { return _mm256_cvtps_epi32(a); }
 PAGODA_INLINE ipart iset(int32_t x) { return _mm256_set1_epi32(x); }
 PAGODA_INLINE ipart isub(ipart a, ipart b) { return _mm256_sub_epi32(a, b); }

@@ -34,10 +34,6 @@ PAGODA_INLINE fpart abs(fpart a) {
 PAGODA_INLINE fpart load_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-PAGODA_INLINE fpart load_bfloat(const uint16_t* p) {
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
 PAGODA_INLINE fpart load_u8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
@@ -45,6 +41,7 @@ PAGODA_INLINE fpart load_i8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 PAGODA_INLINE fpart to_float(ipart a) { return _mm512_cvtepi32_ps(a); }
+PAGODA_INLINE fpart bits_as_float(ipart a) { return _mm512_castsi512_ps(a); }
 PAGODA_INLINE ipart to_int(fpart a) { return _mm512_cvtps_epi32(a); }
 PAGODA_INLINE ipart iset(int32_t x) { return _mm512_set1_epi32(x); }
 PAGODA_INLINE ipart isub(ipart a, ipart b) { return _mm512_sub_epi32(a, b); }

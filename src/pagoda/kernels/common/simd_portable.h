@@ -23,7 +23,6 @@ PAGODA_INLINE fpart max(fpart a, fpart b) { PAGODA_LANES a.x[i] = a.x[i] > b.x[i
 PAGODA_INLINE fpart min(fpart a, fpart b) { PAGODA_LANES a.x[i] = a.x[i] < b.x[i] ? a.x[i] : b.x[i]; return a; }
 PAGODA_INLINE fpart abs(fpart a) { PAGODA_LANES a.x[i] = __builtin_fabsf(a.x[i]); return a; }
 PAGODA_INLINE fpart load_half(const uint16_t* p) { fpart r; PAGODA_LANES r.x[i] = half_to_float(p[i]); return r; }
-PAGODA_INLINE fpart load_bfloat(const uint16_t* p) { fpart r; PAGODA_LANES r.x[i] = bfloat_to_float(p[i]); return r; }
 PAGODA_INLINE fpart load_u8(const uint8_t* p) { fpart r; PAGODA_LANES r.x[i] = p[i]; return r; }
 PAGODA_INLINE fpart load_i8(const int8_t* p) { fpart r; PAGODA_LANES r.x[i] = p[i]; return r; }
 PAGODA_INLINE fpart to_float(ipart a) { fpart r; PAGODA_LANES r.x[i] = static_cast<float>(a.x[i]); return r; }
@@ -31,6 +30,7 @@ PAGODA_INLINE int32_t round_to_even(float x) {
   if (!(x > -2147483648.0f && x < 2147483648.0f)) return INT32_MIN;
   return static_cast<int32_t>(__builtin_rintf(x));
 }
+PAGODA_INLINE fpart bits_as_float(ipart a) { fpart r; std::memcpy(r.x, a.x, 64); return r; }
 PAGODA_INLINE ipart to_int(fpart a) { ipart r; PAGODA_LANES r.x[i] = round_to_even(a.x[i]); return r; }
 PAGODA_INLINE ipart iset(int32_t x) { ipart r; PAGODA_LANES r.x[i] = x; return r; }
 PAGODA_INLINE ipart isub(ipart a, ipart b) { PAGODA_LANES a.x[i] -= b.x[i]; return a; }

@@ -21,11 +21,12 @@ enum class Format : int { F32, F16, BF16, Q4, Q5, Q8, Q4K, Q5K, Q6K };
 //   Q4K  super:  16 f16 d, 16 f16 dmin, 8 groups of (256 B nibbles, 16 B scales, 16 B minima)
 //   Q5K  super:  16 f16 d, 16 f16 dmin, 8 groups of (256 B nibbles, 64 B fifth bits, 16 B scales, 16 B minima)
 //   Q6K  super:  16 f16 d, 8 groups of (256 B nibbles, 128 B two-bit planes, 2 x 16 B signed scales)
-//   F32, F16, BF16:  for each input, 16 values
+//   F32, F16:  for each input, 16 values
+//   BF16:  for each pair of inputs, 16 pairs
 constexpr size_t block_bytes(Format f) {
   switch (f) {
-    case Format::F32: return 64;
-    case Format::F16: case Format::BF16: return 32;
+    case Format::F32: case Format::BF16: return 64;
+    case Format::F16: return 32;
     case Format::Q4: return 320;
     case Format::Q5: return 384;
     case Format::Q8: return 544;
@@ -37,7 +38,8 @@ constexpr size_t block_bytes(Format f) {
 }
 constexpr int block_inputs(Format f) {
   switch (f) {
-    case Format::F32: case Format::F16: case Format::BF16: return 1;
+    case Format::F32: case Format::F16: return 1;
+    case Format::BF16: return 2;
     case Format::Q4: case Format::Q5: case Format::Q8: return GROUP;
     default: return SUPER;
   }
@@ -50,7 +52,10 @@ struct PackedWeight {
   uint8_t* data = nullptr;  // owned by the model's arena
 
   int num_panels() const { return (rows + PANEL - 1) / PANEL; }
-  size_t panel_bytes() const { return static_cast<size_t>(cols / block_inputs(format)) * block_bytes(format); }
+  size_t panel_bytes() const {
+    const int inputs = block_inputs(format);
+    return static_cast<size_t>((cols + inputs - 1) / inputs) * block_bytes(format);
+  }
   size_t num_bytes() const { return panel_bytes() * static_cast<size_t>(num_panels()); }
   const uint8_t* panel(int i) const { return data + panel_bytes() * static_cast<size_t>(i); }
 };

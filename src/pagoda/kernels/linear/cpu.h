@@ -11,6 +11,7 @@
 
 #include "../common/kernel_table.h"
 #include "../common/simd.h"
+#include "floats.h"
 
 namespace pagoda {
 namespace PAGODA_ISA {
@@ -265,13 +266,6 @@ struct Q6K {
   }
 };
 
-// Results go to out[m][16 panel + lane] = sum + bias + residual.
-PAGODA_INLINE void store_result(const LinearTarget& o, int row, int column, fpart sum) {
-  if (o.bias) sum = add(sum, load(o.bias + column));
-  if (o.residual) sum = add(sum, load(o.residual + static_cast<size_t>(row) * o.residual_stride + column));
-  store(o.out + static_cast<size_t>(row) * o.stride + column, sum);
-}
-
 constexpr int ROWS_AT_ONCE = 64, PANELS_AT_ONCE = 8;  // of which the sums are begun together, in 32 KiB
 
 // sums[16 p ..] of one row = its outliers times panels [first, first + num_panels), in the order of columns.
@@ -351,42 +345,13 @@ inline void quant_panels(const PackedWeight& w, const QuantRows& all, int row0, 
   }
 }
 
-// Weights in floats: one FMA chain over the inputs.
-template <Format F, int M>
-inline void float_tile(const uint8_t* panel, int cols, const float* x, size_t stride, int row, int column, const LinearTarget& o) {
-  f32x16 acc[M];
-  for (int m = 0; m < M; m++) acc[m] = set16(0.0f);
-  for (int c = 0; c < cols; c++) {
-    const uint8_t* values = panel + block_bytes(F) * static_cast<size_t>(c);
-    f32x16 w;
-    if constexpr (F == Format::F32) w = load16(reinterpret_cast<const float*>(values));
-    else if constexpr (F == Format::F16) w = load_half16(reinterpret_cast<const uint16_t*>(values));
-    else w = load_bfloat16(reinterpret_cast<const uint16_t*>(values));
-#pragma GCC unroll 4
-    for (int m = 0; m < M; m++) acc[m] = fma(set16(x[static_cast<size_t>(m) * stride + static_cast<size_t>(c)]), w, acc[m]);
-  }
-  for (int m = 0; m < M; m++)
-    for (int part = 0; part < NUM_PARTS; part++) store_result(o, row + m, column + PART * part, acc[m].part[part]);
-}
-
-template <Format F>
-inline void float_panels(const PackedWeight& w, const float* x, size_t stride, int row0, int row1, int panel0, int panel1, const LinearTarget& o) {
-  for (int p = panel0; p < panel1; p++) {
-    int row = row0;
-    for (; row + 4 <= row1; row += 4)
-      float_tile<F, 4>(w.panel(p), w.cols, x + static_cast<size_t>(row) * stride, stride, row, PANEL * p, o);
-    for (; row < row1; row++)
-      float_tile<F, 1>(w.panel(p), w.cols, x + static_cast<size_t>(row) * stride, stride, row, PANEL * p, o);
-  }
-}
-
 // Rows [row0, row1) times panels [panel0, panel1). `quant` is read for quantised formats, `x` for floats.
 inline void linear(const PackedWeight& w, const QuantRows& quant, const float* x, size_t stride, int row0, int row1, int panel0,
                    int panel1, const LinearTarget& o) {
   switch (w.format) {
     case Format::F32: return float_panels<Format::F32>(w, x, stride, row0, row1, panel0, panel1, o);
     case Format::F16: return float_panels<Format::F16>(w, x, stride, row0, row1, panel0, panel1, o);
-    case Format::BF16: return float_panels<Format::BF16>(w, x, stride, row0, row1, panel0, panel1, o);
+    case Format::BF16: return bf16_panels(w, x, stride, row0, row1, panel0, panel1, o);
     case Format::Q4: return quant_panels<Legacy<Format::Q4>>(w, quant, row0, row1, panel0, panel1, o);
     case Format::Q5: return quant_panels<Legacy<Format::Q5>>(w, quant, row0, row1, panel0, panel1, o);
     case Format::Q8: return quant_panels<Q8>(w, quant, row0, row1, panel0, panel1, o);

@@ -150,7 +150,8 @@ void pack_group_fp4(const uint8_t* in, uint8_t* out, int r) {
 void pack_block(FileType type, const uint8_t* in, uint8_t* out, int r) {
   switch (type) {
     case FileType::F32: std::memcpy(out + 4 * r, in, 4); break;
-    case FileType::F16: case FileType::BF16: std::memcpy(out + 2 * r, in, 2); break;
+    case FileType::F16: std::memcpy(out + 2 * r, in, 2); break;
+    case FileType::BF16: std::memcpy(out + 4 * r, in, 4); break;
     case FileType::Q4_0: pack_group_4(in + 2, read_u16(in), scaled_half(read_u16(in), -8.0f), out, r); break;
     case FileType::Q4_1: pack_group_4(in + 4, read_u16(in), read_u16(in + 2), out, r); break;
     case FileType::Q5_0: pack_group_5(in + 2, in + 6, read_u16(in), scaled_half(read_u16(in), -16.0f), out, r); break;
@@ -168,7 +169,8 @@ void pack_block(FileType type, const uint8_t* in, uint8_t* out, int r) {
 size_t file_block_bytes(FileType type) {
   switch (type) {
     case FileType::F32: return 4;
-    case FileType::F16: case FileType::BF16: return 2;
+    case FileType::F16: return 2;
+    case FileType::BF16: return 4;  // a pair
     case FileType::Q4_0: return 18;
     case FileType::Q4_1: return 20;
     case FileType::Q5_0: return 22;
@@ -206,7 +208,7 @@ void pack_panels(int file_type, const uint8_t* rows, size_t row_bytes, const Pac
   const int inputs = type == FileType::IQ4_XS ? SUPER : block_inputs(weight.format);  // of a block of the file
   const size_t in_bytes = file_block_bytes(type);
   const size_t out_bytes = block_bytes(weight.format) * static_cast<size_t>(inputs / block_inputs(weight.format));
-  const int num_blocks = weight.cols / inputs;
+  const int num_blocks = weight.cols / inputs;  // whole ones: of an odd number of bf16 the last is half a pair
   for (int p = first; p < last; p++) {
     uint8_t* panel = weight.data + weight.panel_bytes() * static_cast<size_t>(p);
     std::memset(panel, 0, weight.panel_bytes());
@@ -214,6 +216,10 @@ void pack_panels(int file_type, const uint8_t* rows, size_t row_bytes, const Pac
       for (int r = 0; r < PANEL && p * PANEL + r < weight.rows; r++)
         pack_block(type, rows + row_bytes * static_cast<size_t>(p * PANEL + r) + in_bytes * static_cast<size_t>(b),
                    panel + out_bytes * static_cast<size_t>(b), r);
+    if (weight.cols % inputs != 0)
+      for (int r = 0; r < PANEL && p * PANEL + r < weight.rows; r++)
+        std::memcpy(panel + out_bytes * static_cast<size_t>(num_blocks) + 4 * r,
+                    rows + row_bytes * static_cast<size_t>(p * PANEL + r) + in_bytes * static_cast<size_t>(num_blocks), 2);
   }
 }
 
@@ -252,7 +258,10 @@ void unpack_row(const PackedWeight& w, int row, float* out) {
     switch (w.format) {
       case Format::F32: std::memcpy(out + c, block + 4 * r, 4); break;
       case Format::F16: out[c] = half_to_float(read_u16(block + 2 * r)); break;
-      case Format::BF16: out[c] = bfloat_to_float(read_u16(block + 2 * r)); break;
+      case Format::BF16:
+        out[c] = bfloat_to_float(read_u16(block + 4 * r));
+        if (c + 1 < w.cols) out[c + 1] = bfloat_to_float(read_u16(block + 4 * r + 2));
+        break;
       case Format::Q4: case Format::Q5: {
         const int planes = w.format == Format::Q4 ? 256 : 320;
         const float scale = half_to_float(read_u16(block + planes + 2 * r));
