@@ -94,7 +94,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _execute_kernels(arguments: argparse.Namespace) -> int:
-    # Threads of numpy's BLAS, which compute references, would go on spinning beside the kernels that are timed.
+    # Threads of numpy's BLAS, which compute references, would go on spinning beside kernels that are timed.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from pagoda import _native, machine
     from pagoda.bench.kernels import KERNELS, measure_ceilings, measure_kernels
