@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,21 @@ def _pull(url: str, target: Path, start: object) -> None:
     with exclusive(target):
         if not target.exists():
             download(RemoteFile(url, len(CONTENT), sha256(CONTENT)), target)
+
+
+def test_one_holder_at_a_time_however_often_the_lock_is_made_and_removed(target: Path) -> None:
+    """A holder removes the lock's file, also between two looks of one who has just locked it."""
+    inside = threading.Lock()
+
+    def enter_often() -> None:
+        for _ in range(500):
+            with exclusive(target):
+                assert inside.acquire(blocking=False)
+                inside.release()
+
+    with ThreadPoolExecutor(4) as pool:
+        for entered in [pool.submit(enter_often) for _ in range(4)]:
+            entered.result()
 
 
 def test_processes_that_pull_one_file_at_once_fetch_it_once(

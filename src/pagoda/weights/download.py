@@ -124,8 +124,9 @@ def exclusive(target: Path, *, waiting: Callable[[], None] = lambda: None) -> It
                 told = True
             fcntl.flock(lock, fcntl.LOCK_EX)
         # The holder before us removed the file it had locked: a lock on that one excludes nobody.
-        if path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
-            break
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+                break
         lock.close()
     try:
         yield
