@@ -53,6 +53,7 @@ constexpr int MAX_BF16_ROWS = 4;
 #endif
 constexpr int BF16_PANELS = 16;     // that rows are rounded for at once
 constexpr int BF16_INPUTS = 2048;   // of each row that are rounded at once
+constexpr int BF16_AHEAD = 16384;   // bytes of weights asked for before they are multiplied
 constexpr int BF16_STRIDE = BF16_INPUTS + 32;  // from row to row: 4 KiB would put all rows in one set of the cache
 
 // To nearest even; NaN stays NaN.
@@ -71,6 +72,7 @@ inline void bf16_tile(const uint8_t* panel, int num_pairs, const uint16_t* x, fl
     repeat<NUM_PARTS>([&](auto part) __attribute__((always_inline)) { acc[m][part] = load(sums + sums_stride * m + PART * part); });
   });
   for (int i = 0; i < num_pairs; i++, panel += block_bytes(Format::BF16)) {
+    __builtin_prefetch(panel + BF16_AHEAD, 0, 2);
     ipart w[NUM_PARTS];
     repeat<NUM_PARTS>([&](auto part) __attribute__((always_inline)) { w[part] = load_ints(panel + 4 * PART * part); });
     repeat<M>([&](auto m) __attribute__((always_inline)) {
