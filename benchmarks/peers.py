@@ -24,6 +24,9 @@ vLLM, which needs the model as a folder of safetensors (--vllm-model):
     /tmp/vllm/bin/pip uninstall torchvision torchaudio torchcodec  # where they are built for another torch
     /tmp/vllm/bin/python benchmarks/peer_vllm_model.py model.gguf /tmp/model
 
+It asks for libtcmalloc_minimal.so.4 (Debian's libtcmalloc-minimal4), which is loaded if it lies in
+/tmp/vllm/lib.
+
 A turn starts every engine afresh, one after the other: steps through its own loop (llama.cpp: through
 llama-bench and llama-batched-bench), then two workloads over HTTP, if it has a server. Turns repeat, and
 medians are compared. Every engine also answers a prompt: its number of tokens and the first word of the

@@ -5,13 +5,12 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "common/tasks.h"
 #include "linear/pack.h"
 
 namespace pagoda {
 namespace {
 
-size_t at(int i) { return static_cast<size_t>(i); }
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 constexpr const char* PROFILE_KINDS[] = {"row", "linear", "attention", "head", "wait"};
@@ -23,7 +22,6 @@ int profile_kind(const Stage& stage) {
 // Whether its rows do not depend on other rows of the step.
 bool is_local(const Stage& stage) { return (stage.kind == Stage::Row || stage.kind == Stage::Linear) && !stage.on_logits_rows; }
 
-constexpr int TASKS_PER_THREAD = 6;  // enough to even out threads, few enough to keep the counters cool
 constexpr int MIN_BLOCK = 16, MAX_BLOCK = 128;  // rows: enough to use weights often, few enough for the second-level cache
 
 }  // namespace
@@ -113,7 +111,7 @@ int Model::add_layer(int group, int index_in_group, int num_heads, float scale, 
   while (plan < plans_.size() && !plans_[plan].fits(group, layer.shape)) plan++;
   if (plan == plans_.size()) plans_.emplace_back(group, layer.shape);
   layers_.push_back(layer);
-  plan_of_layer_.push_back(static_cast<int>(plan));
+  plan_of_layer_.push_back(plan);
   return static_cast<int>(layers_.size()) - 1;
 }
 
@@ -230,7 +228,7 @@ static int first_task(int num_tasks, int owner, int threads) { return num_tasks 
 
 int Model::num_tasks(const Stage& stage, int owner) const {
   if (stage.num_rows == 0) return 0;
-  if (stage.kind == Stage::Attention) return static_cast<int>(plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks(owner).size());
+  if (stage.kind == Stage::Attention) return static_cast<int>(plan_of(stage.attention.layer).tasks(owner).size());
   const int count = stage.kind == Stage::Experts ? stage.num_tasks
                     : stage.kind == Stage::Row   ? ceil_div(stage.num_rows, stage.rows_per_task)
                                                  : ceil_div(stage.num_panels, stage.panels_per_task);
@@ -312,7 +310,7 @@ void Model::run_block(size_t first_stage, size_t last_stage, int block, int thre
 void Model::run_task(const Stage& stage, int owner, int task, int thread, const BatchView& batch) {
   const int threads = pool_.num_threads();
   if (stage.kind == Stage::Attention)
-    return run_attention(stage, plans_[at(plan_of_layer_[at(stage.attention.layer)])].tasks(owner)[at(task)], thread, batch);
+    return run_attention(stage, plan_of(stage.attention.layer).tasks(owner)[at(task)], thread, batch);
   if (stage.kind == Stage::Row) {
     const int begin = (first_task(ceil_div(stage.num_rows, stage.rows_per_task), owner, threads) + task) * stage.rows_per_task;
     return run_rows(stage, begin, std::min(stage.num_rows, begin + stage.rows_per_task), batch);
@@ -385,7 +383,7 @@ void Model::run_row_op(const RowOp& op, int row, const BatchView& batch) {
       return combine_experts(op, row);
     case RowOp::MergeAttention: {
       const LayerSpec& layer = layers_[at(op.layer)];
-      const AttentionPlan& plan = plans_[at(plan_of_layer_[at(op.layer)])];
+      const AttentionPlan& plan = plan_of(op.layer);
       const TokenParts& parts = plan.parts_of(row);
       for (int h = 0; h < layer.shape.num_kv_heads && parts.num_parts > 0; h++)
         kernels_->merge_partial(layer.shape, partial_.data() + parts.offset + plan.part_size() * at(parts.num_parts * h), parts.num_parts, h,
@@ -416,7 +414,7 @@ void Model::run_linear(const Stage& stage, int row0, int row1, int first, int la
 
 void Model::run_attention(const Stage& stage, const AttentionTask& task, int thread, const BatchView& batch) {
   const LayerSpec& layer = layers_[at(stage.attention.layer)];
-  const AttentionPlan& plan = plans_[at(plan_of_layer_[at(stage.attention.layer)])];
+  const AttentionPlan& plan = plan_of(stage.attention.layer);
   Buffer& q = buffers_[at(stage.attention.q)];
   Buffer& out = buffers_[at(stage.attention.out)];
   AttentionTile tile;

@@ -160,6 +160,7 @@ class Model {
   void route(const RowOp& op, int row);
   void combine_experts(const RowOp& op, int row);
   KVLayer kv_layer(const LayerSpec& layer) const;
+  const AttentionPlan& plan_of(int layer) const { return plans_[plan_of_layer_[static_cast<size_t>(layer)]]; }
 
   const Kernels* kernels_;
   ThreadPool pool_;
@@ -171,7 +172,7 @@ class Model {
   std::vector<Angles> angles_;
   std::vector<Group> groups_;
   std::vector<LayerSpec> layers_;
-  std::vector<int> plan_of_layer_;
+  std::vector<size_t> plan_of_layer_;
   std::vector<AttentionPlan> plans_;
   std::vector<Stage> stages_;
   struct alignas(64) Counter {

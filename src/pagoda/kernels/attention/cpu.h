@@ -22,8 +22,6 @@ namespace PAGODA_ISA {
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 
-constexpr float LOG2_E = 1.44269504f;
-
 // Rounds n values, a multiple of 2, to integers of at most MAX_INT and returns what one of them is worth.
 inline float to_fixed_point(const float* x, int n, int16_t* out) {
   const f32x16 highest = set16(3e38f), lowest = set16(-3e38f);  // an infinity would make the rest NaN
@@ -256,7 +254,7 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const AttentionTi
     const int key0 = chunk * KEY_CHUNK;
     int low = window_start(first_position) - key0, high = last_position + 1 - key0;
     low = low < 0 ? 0 : low / 16 * 16;
-    high = high > KEY_CHUNK ? KEY_CHUNK : high;
+    high = smaller(high, KEY_CHUNK);
     Run runs[KEY_CHUNK / 16];
     int num_runs = 0;
     for (int i = low; i < high; i += 16) runs[num_runs++] = run_at(key0 + i);
@@ -265,7 +263,7 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const AttentionTi
       if (position <= last_position) runs[b].next_keys = run_at(position).keys;
     }
     for (int r = 0; r < rows; r += MAX_QUERY_ROWS)
-      score_rows<>(rows - r < MAX_QUERY_ROWS ? rows - r : MAX_QUERY_ROWS, scratch.queries + r * d, scratch.query_scale + r, runs, num_runs, d,
+      score_rows<>(smaller(rows - r, MAX_QUERY_ROWS), scratch.queries + r * d, scratch.query_scale + r, runs, num_runs, d,
                    scratch.scores + KEY_CHUNK * r + low);
     alignas(64) float chunk_m[MAX_ATTENTION_ROWS], unit[MAX_ATTENTION_ROWS] = {}, chunk_total[MAX_ATTENTION_ROWS][16];
     for (int r = 0; r < MAX_ATTENTION_ROWS; r += 16) store(chunk_m + r, set16(NOTHING_SEEN));
@@ -287,11 +285,11 @@ inline void attend(const AttentionShape& s, const KVLayer& kv, const AttentionTi
     // Integer sums end at absolute multiples of DOT_LENGTH, so that they do not depend on where a window begins.
     bool first = true;
     for (int segment = 0; segment < KEY_CHUNK; segment += DOT_LENGTH) {
-      const int begin = segment < low ? low : segment, end = segment + DOT_LENGTH < high ? segment + DOT_LENGTH : high;
+      const int begin = larger(segment, low), end = smaller(segment + DOT_LENGTH, high);
       if (begin >= end) continue;
       const int num = (end - begin + 15) / 16;
       for (int r = 0; r < rows; r += MAX_QUERY_ROWS)
-        value_rows<>(rows - r < MAX_QUERY_ROWS ? rows - r : MAX_QUERY_ROWS, scratch.weights + KEY_CHUNK * r + begin, runs + (begin - low) / 16, num, d,
+        value_rows<>(smaller(rows - r, MAX_QUERY_ROWS), scratch.weights + KEY_CHUNK * r + begin, runs + (begin - low) / 16, num, d,
                      first, scratch.chunk_out + static_cast<size_t>(r * width), static_cast<size_t>(width));
       first = false;
     }

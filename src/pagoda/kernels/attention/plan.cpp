@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "../common/tasks.h"
+
 namespace pagoda {
 namespace {
 
-size_t at(int i) { return static_cast<size_t>(i); }
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-constexpr int TASKS_PER_THREAD = 6;  // enough to even out threads
 // Of sharing prefixes. With four query heads a KV head a token by itself multiplies as fast as many tokens do.
 constexpr int MIN_BUSY_ROWS = 4;
 constexpr size_t MIN_CHUNKS_SAVED = 2;  // by each tile, on average

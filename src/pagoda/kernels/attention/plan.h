@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../common/batch_view.h"
+#include "../common/tensors.h"
 #include "shape.h"
 
 namespace pagoda {
@@ -45,7 +46,7 @@ class AttentionPlan {
   const std::vector<AttentionTask>& tasks(int thread) const { return tasks_[static_cast<size_t>(thread)]; }
   const int* tokens(const AttentionTask& task) const { return tokens_.data() + task.first_token; }
   const TokenParts& parts_of(int token) const { return parts_of_token_[static_cast<size_t>(token)]; }
-  size_t part_size() const { return PartialChunk(group_size(), (shape_.head_dim + 15) / 16 * 16).size(); }
+  size_t part_size() const { return PartialChunk(group_size(), round_up(shape_.head_dim, 16)).size(); }
   // Where a task puts the part, or the parts, of a token's result.
   size_t part_offset(const AttentionTask& task, int token) const;
   int num_shared_tiles() const { return static_cast<int>(shared_tiles_.size()); }

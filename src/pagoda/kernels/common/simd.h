@@ -33,6 +33,7 @@ namespace pagoda {
 namespace PAGODA_ISA {
 
 constexpr int NUM_PARTS = 16 / PART;
+constexpr float LOG2_E = 1.44269504f;
 
 // Each lane of `sum` gains the products of two pairs of bf16, the second first.
 PAGODA_INLINE fpart dot2_bf16(fpart sum, ipart a, ipart b) {
@@ -50,7 +51,7 @@ PAGODA_INLINE fpart dot2_bf16(fpart sum, ipart a, ipart b) {
 PAGODA_INLINE fpart exp(fpart x) {
   const fpart low = set(-87.0f);
   const fpart clamped = min(max(x, low), set(88.0f));
-  const fpart n = to_float(to_int(mul(clamped, set(1.44269504f))));
+  const fpart n = to_float(to_int(mul(clamped, set(LOG2_E))));
   const fpart f = fma(n, set(2.12194440e-4f), fma(n, set(-0.693359375f), clamped));
   fpart p = set(1.9875691500e-4f);
   p = fma(p, f, set(1.3981999507e-3f));

@@ -36,8 +36,8 @@ PAGODA_INLINE fpart load_i8(const int8_t* p) {
 }
 PAGODA_INLINE fpart to_float(ipart a) { return vcvtq_f32_s32(a); }
 PAGODA_INLINE ipart iset(int32_t x) { return vdupq_n_s32(x); }
-// As on x86, NaN and what is too large become the lowest integer; NEON alone would give 0 and the highest.
 PAGODA_INLINE fpart bits_as_float(ipart a) { return vreinterpretq_f32_s32(a); }
+// As on x86, NaN and what is too large become the lowest integer; NEON alone would give 0 and the highest.
 PAGODA_INLINE ipart to_int(fpart a) { return vbslq_s32(vcltq_f32(a, set(2147483648.0f)), vcvtnq_s32_f32(a), iset(INT32_MIN)); }
 PAGODA_INLINE ipart isub(ipart a, ipart b) { return vsubq_s32(a, b); }
 PAGODA_INLINE ipart iadd(ipart a, ipart b) { return vaddq_s32(a, b); }

@@ -1,15 +1,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../common/tasks.h"
 #include "../step.h"
 
 namespace pagoda {
 namespace {
 
-size_t at(int i) { return static_cast<size_t>(i); }
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-constexpr int TASKS_PER_THREAD = 6;
 constexpr int ROWS_PER_TASK = 16;
 
 }  // namespace

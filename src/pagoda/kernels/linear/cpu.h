@@ -6,7 +6,6 @@
 // weight vectors: each is unpacked once, each four bytes of x are broadcast once, and M x NUM_PARTS sums stay
 // in registers.
 #pragma once
-#include <type_traits>
 #include <utility>
 
 #include "../common/kernel_table.h"
@@ -62,7 +61,6 @@ struct FromZero {
 // start(m) + sum over the vectors of Order of W::vector<J> . x, for M rows of x `stride` bytes apart.
 template <class W, int M, class Start, int... J>
 PAGODA_INLINE Dots<M> dot_vectors(const uint8_t* group, const int8_t* x, size_t stride, Start start, std::integer_sequence<int, J...>) {
-  constexpr bool STARTS = !std::is_same_v<Start, FromZero>;
   Dots<M> total;
   ipart run[NUM_PARTS][M];
   int n = 0;  // a constant once unrolled
@@ -78,12 +76,12 @@ PAGODA_INLINE Dots<M> dot_vectors(const uint8_t* group, const int8_t* x, size_t 
 #pragma GCC unroll 4
       for (int part = 0; part < NUM_PARTS; part++) {
         ipart& r = run[part][m];
-        const bool from_start = STARTS && DOTS_ARE_INT32 && n == 0, first = n % RUN == 0 && !from_start;
-        if (from_start) r = start(m);
+        const bool first = !DOTS_ARE_INT32 && n % RUN == 0;
+        if (DOTS_ARE_INT32 && n == 0) r = start(m);
         r = W::SIGNED ? dot4_signed(r, w[part], four, first) : dot4(r, w[part], four, first);
         if (n % RUN == RUN - 1 || n == static_cast<int>(sizeof...(J)) - 1) {
           const ipart sum = widen(r);
-          total.sum[part][m] = n >= RUN ? iadd(total.sum[part][m], sum) : STARTS && !DOTS_ARE_INT32 ? iadd(start(m), sum) : sum;
+          total.sum[part][m] = n >= RUN ? iadd(total.sum[part][m], sum) : DOTS_ARE_INT32 ? sum : iadd(start(m), sum);
         }
       }
     }
@@ -175,10 +173,8 @@ struct Q8 {
   template <int M>
   static PAGODA_INLINE void add_group(const uint8_t* group, int, const RowsOfX& x, int index, Sums<M>& sums) {
     const auto* halves = reinterpret_cast<const uint16_t*>(group + 512);
-    const auto offset = [&](int m) __attribute__((always_inline)) { return x.offset(m, index); };
-    Dots<M> dots;
-    if constexpr (SIGNED_IS_OFFSET) dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), offset, PairedOrder{});
-    else dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), FromZero{}, PairedOrder{});
+    const auto offset = [&](int m) __attribute__((always_inline)) { return SIGNED_IS_OFFSET ? x.offset(m, index) : iset(0); };
+    const Dots<M> dots = dot_vectors<Q8, M>(group, x.q(index), x.stride(), offset, PairedOrder{});
 #pragma GCC unroll 4
     for (int part = 0; part < NUM_PARTS; part++) {
       const fpart scale = load_half(halves + PART * part);
